@@ -19,8 +19,10 @@ from torch.nn import functional as F
 from bayesify import (
     ELBO,
     BayesianModule,
+    ClosedFormLastLayer,
     Estimator,
     Flipout,
+    GaussianLikelihood,
     LocalReparameterization,
     WeightSampling,
     fit,
@@ -422,3 +424,50 @@ def test_one_kernel_for_several_numbers_of_groups(estimator: Any) -> None:
     outputs = bayesian(Groups(), estimator)(X)
     assert outputs.shape == (8, 4, 3)
     assert bool(outputs.isfinite().all())
+
+
+class Tasks(nn.Module):
+    """A head for each task, chosen by a number; ``step`` is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 1) for _ in range(2)])
+        self.passes = 0
+
+    def forward(self, x: Tensor, task: int = 0, step: int = 0) -> Tensor:  # noqa: ARG002
+        self.passes += 1
+        outputs: Tensor = self.heads[task](torch.tanh(self.body(x)))
+        return outputs
+
+
+@each_local
+def test_a_number_that_selects_a_part_is_another_kind_of_pass(estimator: Estimator) -> None:
+    bnn = BayesianModule(Tasks(), init_std=0.5, include=("heads.*",), estimator=estimator)
+    rows = torch.ones(2000, 3)
+    with torch.no_grad():
+        for task in (0, 1, 0):
+            assert bnn(rows, task=task).std() > 0.2, "each example has noise of its own"
+    bnn.summary(rows[:8], task=0)
+    treated = {row.name: row.treatment for row in bnn.summary(rows[:8], task=1)}
+    assert treated["heads.0.weight"] == "sampled"
+    assert treated["heads.1.weight"] == "exact"
+
+
+def test_the_integrated_layer_is_that_of_the_pass() -> None:
+    estimator, x = ClosedFormLastLayer(), normals(8, 3, dtype=torch.float32)
+    bnn = BayesianModule(Tasks(), likelihood=GaussianLikelihood(), estimator=estimator)
+    elbo = ELBO(bnn, num_data=8)
+    for task in (0, 1):
+        assert elbo({"x": x, "task": task}, torch.zeros(8, 1)).loss.isfinite()
+
+
+def test_a_number_that_changes_at_every_call_is_not_traced_at_every_call() -> None:
+    bnn = BayesianModule(Tasks(), estimator=LocalReparameterization())
+    x = normals(8, 3, dtype=torch.float32)
+    for step in range(100):
+        bnn(x, step=step)
+    before = bnn.net.passes
+    for step in range(100, 150):
+        bnn(x, step=step)
+    assert bnn.net.passes == before + 50

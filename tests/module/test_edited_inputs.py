@@ -22,7 +22,10 @@ from bayesify import (
     fit,
     make_step,
 )
+from bayesify.bandits import ThompsonSampler
 from bayesify.datasets import TensorLoader
+from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.referee.density import PosteriorDensity
 
 
 class Scaled(nn.Module):
@@ -54,6 +57,43 @@ def test_the_mean_weights_leave_the_callers_inputs(net: nn.Module) -> None:
     assert torch.equal(inputs, torch.full((8, 1), -255.0))
     assert torch.equal(bnn.mean_outputs(inputs), first)
     assert torch.equal(inputs, torch.full((8, 1), -255.0))
+
+
+class Moved(nn.Module):
+    """Subtracts 3 from its input, in place or not, before a linear layer."""
+
+    def __init__(self, size: int, *, in_place: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.linear, self.in_place = nn.Linear(size, 1), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sub_(3.0) if self.in_place else x - 3.0
+        outputs: Tensor = self.linear(x)
+        return outputs
+
+
+def test_each_weight_sample_of_an_agent_sees_the_context() -> None:
+    found = []
+    for in_place in (True, False):
+        net = Moved(5, in_place=in_place)
+        bnn = BayesianModule(net, likelihood=GaussianLikelihood(), init_std=0.5)
+        rewards = ThompsonSampler(bnn, 2, num_samples=3).rewards
+        noise = bnn.posterior.noise(NoiseKey(0, Stream.ACTING, 0), range(3))
+        found.append(rewards.expected(torch.ones(3), bnn.posterior.draw(noise).weights.detach()))
+    assert torch.equal(*found)
+
+
+def test_the_exact_posterior_leaves_the_data() -> None:
+    x, found = torch.arange(8.0, dtype=torch.float64).reshape(4, 2), []
+    for in_place in (True, False):
+        bnn = BayesianModule(Moved(2, in_place=in_place), likelihood=GaussianLikelihood())
+        inputs = x.clone()
+        density = PosteriorDensity(bnn.double(), inputs, torch.ones(4, 1), temperature=1.0)
+        found += [density(torch.ones(3, dtype=torch.float64)).detach() for _ in range(2)]
+        assert torch.equal(inputs, x)
+    assert torch.stack(found).unique().numel() == 1
 
 
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,3 +150,37 @@ def test_networks_do_not_share_a_learned_noise() -> None:
     with torch.no_grad():
         first.likelihood.rho.fill_(3.0)
     assert math.isclose(second.likelihood.std.item(), 0.5, rel_tol=1e-6)
+
+
+class Kept(nn.Module):
+    """Keeps its activations, as for a plot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.all: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.hidden = torch.tanh(self.first(inputs))
+        self.all = [self.hidden]
+        outputs: Tensor = self.last(self.hidden)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda bnn: bnn.to_module(),
+        lambda bnn: bf.prune(bnn, 0.1),
+        lambda bnn: bf.shrink(bnn, X),
+        lambda bnn: bf.freeze(bnn, 2),
+        copy.deepcopy,
+    ],
+)
+def test_a_network_that_keeps_its_activations_is_copied(copied: Callable[[Any], Any]) -> None:
+    bnn = bf.BayesianModule(Kept())
+    loss = bf.ELBO(bnn, num_data=24)(X, Y).loss
+    assert bnn.net.hidden.grad_fn is not None
+    assert isinstance(copied(bnn), nn.Module)
+    loss.backward()
+    assert bnn.posterior.mean.grad is not None

@@ -9,6 +9,7 @@ import torch
 from tests.cases import normals
 from tests.loops import loop_over
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from bayesify import ELBO, BayesianModule, Delta, Flipout, MCDropout, fit
 
@@ -62,10 +63,74 @@ def test_a_graph_is_trained() -> None:
 def test_without_it_the_error_names_it() -> None:
     with pytest.raises(ValueError, match=r'got lengths \[2, 7\].*with batch_size="all"'):
         bnn().predict((NODES, EDGES), 2)
-    with pytest.raises(
-        ValueError, match='max_memory divides the inputs; leave out batch_size="all"'
-    ):
+    with pytest.raises(ValueError, match="max_memory divides the inputs, which cannot be with"):
         bnn().predict((NODES, EDGES), 2, batch_size="all", max_memory="1 MB")
+
+
+class Words(nn.Module):
+    """Logits of a row of counts, which may be sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(normals(30, 2, dtype=torch.float32))
+
+    def forward(self, counts: Tensor) -> Tensor:
+        return torch.mm(counts, self.weight)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@loop_over("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_inputs_are_validated_and_predicted_whole(layout: torch.layout) -> None:
+    dense = (normals(6, 30, dtype=torch.float32) > 0.8).float()
+    counts, y = dense.to_sparse(layout=layout), torch.arange(6) % 2
+    model = BayesianModule(Words(), init_std=0.1)
+    calls: list[Any] = [
+        lambda x: model.predict(x, 5).mean,
+        lambda x: model.predict(x, 5, batch_size=6).mean,
+        lambda x: model.predict_mean(x).mean,
+        lambda x: model.log_prob(x, y, 5),
+        lambda x: fit(
+            ELBO(BayesianModule(Words(), init_std=0.1), num_data=6),
+            *[[(x, y)], [(x, y)]],
+            epochs=1,
+            progress=False,
+        )[-1]["validation_nll"],
+    ]
+    for call in calls:
+        torch.testing.assert_close(call(counts), call(dense), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match='got a batch_size of 2; use batch_size="all"'):
+        model.predict(counts, 5, batch_size=2)
+
+
+class Reader(nn.Module):
+    """The class of each sequence, from a packed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.head = nn.GRU(3, 4), nn.Linear(4, 2)
+
+    def forward(self, packed: PackedSequence, scale: float = 1.0) -> Tensor:
+        outputs: Tensor = self.head(self.read(packed)[1][0])
+        return scale * outputs
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@loop_over("backend", ["autograd", "closed-form", "auto"])
+def test_a_packed_sequence_is_one_argument(backend: Any) -> None:
+    rows = [normals(length, 3, seed=length, dtype=torch.float32) for length in (5, 4, 2)]
+    packed, y = pack_sequence(rows), torch.tensor([0, 1, 1])
+    model = BayesianModule(Reader(), init_std=0.1)
+    named = model.predict({"packed": packed}, 5, batch_size="all").mean
+    assert torch.equal(model.predict(packed, 5).mean, named)
+    assert torch.equal(model.predict(packed, 5, batch_size="all").mean, named)
+    mean = model.run_with(model.posterior.mean, packed).softmax(-1)
+    assert torch.allclose(model.predict_mean(packed).mean, mean, atol=1e-6)
+    elbo = ELBO(model, num_data=3)
+    found = fit(elbo, [(packed, y)], [(packed, y)], epochs=1, progress=False, backend=backend)
+    assert found[-1]["validation_nll"] is not None
+    with pytest.raises(TypeError, match=r'got PackedSequence; bnn.*takes it with batch_size="all"'):
+        model.predict(packed, 5, batch_size=2)
 
 
 class Tagger(nn.Module):

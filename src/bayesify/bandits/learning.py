@@ -22,6 +22,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.inputs import Repeated
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training import NonFiniteLossError
@@ -177,9 +178,13 @@ class RewardModel:
         """
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device, self._dtype)
+        passes = Repeated()
         with evaluation_mode(self.bnn.net):
             try:
-                outputs = [self.bnn.tensor_of(self.bnn.run_with(each, inputs)) for each in weights]
+                outputs = [
+                    self.bnn.tensor_of(self.bnn.run_with(each, passes.take(inputs)))
+                    for each in weights
+                ]
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise

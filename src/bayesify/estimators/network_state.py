@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.estimators.out_of_memory import is_out_of_memory
@@ -19,6 +20,7 @@ __all__ = [
     "evaluation_mode",
     "frozen_in_evaluation",
     "has_own_code",
+    "kept_tensors",
     "modules_of",
     "snapshot",
 ]
@@ -56,6 +58,22 @@ def copy_network(net: nn.Module) -> nn.Module:
         if refusal is None:
             raise
         raise TypeError(refusal) from error
+
+
+def kept_tensors(net: nn.Module) -> dict[int, Any]:
+    """Return copies of the results of passes that a network keeps, as a memo for ``deepcopy``.
+
+    PyTorch copies no tensor that carries its graph; these do not.
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> net.last = net(torch.zeros(1, 3))
+        >>> copy.deepcopy(net, kept_tensors(net)).last.requires_grad
+        False
+    """
+    values = [value for module in modules_of(net) for value in tree_leaves(vars(module))]
+    results = [each for each in values if isinstance(each, Tensor) and not each.is_leaf]
+    return {id(each): each.detach().clone() for each in results}
 
 
 def _uncopied(net: nn.Module) -> str | None:

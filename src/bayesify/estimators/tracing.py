@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
 from bayesify.estimators.interception import WeightInterceptor, tensors_in
@@ -16,6 +16,10 @@ from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
+
+#: Passes are told apart by so many combinations of whole numbers among their inputs: one that
+#: changes at every call, such as the number of a step, would cause a trace at every call.
+_MOST_NUMBERS = 32
 
 #: The uses of each random parameter, by its first name, in one forward pass.
 ParameterUses = dict[str, tuple[ParameterUse, ...]]
@@ -38,7 +42,7 @@ class TraceCache:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[object, ParameterUses] = {}
+        self._by_kind: dict[tuple[object, object], ParameterUses] = {}
         self.last: ParameterUses | None = None
 
     def uses(
@@ -61,7 +65,12 @@ class TraceCache:
             kwargs: keyword inputs.
             compiled: as for :func:`trace`.
         """
-        kind = compiled, _kind_of_pass(net, args, kwargs)
+        kind: tuple[object, object] = (
+            (compiled, _kind_of_pass(net, args, kwargs)),
+            _numbers(args, kwargs),
+        )
+        if kind not in self._by_kind and self._count(kind[0]) >= _MOST_NUMBERS:
+            kind = kind[0], None
         if kind not in self._by_kind:
             undo = snapshot(net)
             try:
@@ -70,6 +79,9 @@ class TraceCache:
                 undo()
         self.last = self._by_kind[kind]
         return self.last
+
+    def _count(self, kind: object) -> int:
+        return sum(each == kind for each, _ in self._by_kind)
 
     def add_use(self, name: str, function: str) -> None:
         """Add a use that tracing missed to the kind of pass that was requested last."""
@@ -89,8 +101,13 @@ def _kind(value: object) -> object:
         return tuple(value.shape[1:]), value.dtype
     if isinstance(value, (tuple, list)):
         return tuple(map(_kind, value))
-    # Numbers are left out: one that changes at every call would cause a trace at every call.
     return value if isinstance(value, (bool, str)) else type(value)
+
+
+def _numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+    """Return the whole numbers among the inputs, which may select a part of the network."""
+    found = tree_leaves((args, kwargs))
+    return tuple(each if isinstance(each, int) else None for each in found)
 
 
 def trace(

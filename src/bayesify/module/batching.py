@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesify.estimators.network_state import modules_of
 from bayesify.estimators.out_of_memory import is_out_of_memory
-from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
+from bayesify.module.inputs import WHOLE, Inputs, are_divisible, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory, Unmeasured
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.whole_numbers import whole_number
@@ -134,9 +134,12 @@ class Batching(NamedTuple):
             Batching(batch_size=1000, group=1, may_edit_weights=False)
             Batching(batch_size=158, group=1, may_edit_weights=False)
         """
-        if batch_size == "all":
+        if batch_size == "all" or (batch_size is None and not are_divisible(inputs)):
             if max_memory is not None:
-                raise ValueError('max_memory divides the inputs; leave out batch_size="all", or it')
+                raise ValueError(
+                    'max_memory divides the inputs, which cannot be with batch_size="all" or where '
+                    "they are sparse, jagged or packed; leave one of the two out"
+                )
             return cls(WHOLE, 1)
         wanted = None if batch_size is None else whole_number("batch_size", batch_size)
         num_examples, mean = count_examples(inputs), network.posterior.mean

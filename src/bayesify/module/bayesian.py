@@ -19,7 +19,12 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
-from bayesify.estimators.network_state import edits_in_place, evaluation_mode, has_own_code
+from bayesify.estimators.network_state import (
+    edits_in_place,
+    evaluation_mode,
+    has_own_code,
+    kept_tensors,
+)
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
 from bayesify.module.inputs import Inputs, Repeated, inputs_of, num_batches
 from bayesify.module.kept_samples import KeptSamples, sampler_of
@@ -394,7 +399,7 @@ class BayesianModule(RandomNetwork):
             True
         """
         with self.in_turn():
-            net = copy.deepcopy(self.net)
+            net = copy.deepcopy(self.net, kept_tensors(self.net))
         stateless.restore_parameters(net, self.layout, self._weights_of(sample, seed))
         return net
 

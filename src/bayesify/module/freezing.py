@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
+from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.frozen_local import local_samples, why_not_local
 from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_head
@@ -87,7 +88,8 @@ class FrozenNetwork(nn.Module):
                 "freeze(bnn, num_samples=0), or bnn.to_module()"
             )
         head = frozen_head(likelihood, quantiles)
-        return cls(_MeanWeights(copy.deepcopy(net), output), head, num_samples=0)
+        copied = copy.deepcopy(net, kept_tensors(net))
+        return cls(_MeanWeights(copied, output), head, num_samples=0)
 
     @property
     def quantiles(self) -> tuple[float, ...]:
@@ -230,7 +232,7 @@ class _StackedWeights(nn.Module):
     def __init__(self, bnn: BayesianModule, key: NoiseKey, num_samples: int) -> None:
         super().__init__()
         with bnn.in_turn():
-            self.net = copy.deepcopy(bnn.net)
+            self.net = copy.deepcopy(bnn.net, kept_tensors(bnn.net))
         self.output, self.num_samples = bnn.output, num_samples
         self._turns = Turns()
         with torch.no_grad():

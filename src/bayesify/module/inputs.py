@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import (
     DistributedSampler,
@@ -19,7 +20,8 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("PLAIN", "WHOLE", "Inputs", "Repeated", "Unedited", "arguments_of", "batch_size_of"),
+    *("PLAIN", "WHOLE", "Inputs", "Repeated", "Unedited", "are_divisible", "arguments_of"),
+    "batch_size_of",
     "batches_of",
     *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
     "num_batches",
@@ -231,6 +233,9 @@ def arguments_of(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]
     """
     if isinstance(inputs, Tensor):
         return (inputs,), {}
+    if isinstance(inputs, PackedSequence):  # a tuple of tensors, but one argument
+        packed: tuple[Any, ...] = (inputs,)
+        return packed, {}
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if not isinstance(inputs, Sequence):
@@ -254,6 +259,8 @@ def count_examples(inputs: Inputs) -> int:
     """
     if isinstance(inputs, Tensor) and inputs.dim() and len(inputs):  # the usual case, at once
         return len(inputs)
+    if isinstance(inputs, PackedSequence):
+        raise _wrong_type(inputs, 'bnn.predict takes it with batch_size="all"')
     args, kwargs = arguments_of(inputs)
     tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, PLAIN))]
     if kwargs and not tensors:
@@ -291,7 +298,22 @@ def batch_size_of(inputs: Inputs) -> Literal["all"] | None:
         count_examples(inputs)
     except (TypeError, ValueError):
         return "all"
-    return None
+    return None if are_divisible(inputs) else "all"
+
+
+def are_divisible(inputs: Inputs) -> bool:
+    """Return whether some rows can be taken out: not of sparse, jagged or packed inputs.
+
+    Example:
+        >>> import torch
+        >>> are_divisible(torch.zeros(5, 3)), are_divisible(torch.zeros(5, 3).to_sparse())
+        (True, False)
+    """
+    if isinstance(inputs, PackedSequence):
+        return False
+    args, kwargs = arguments_of(inputs)
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    return not any(each.is_nested or each.layout is not torch.strided for each in tensors)
 
 
 def _wrong_type(value: object, mend: str = "use torch.as_tensor(x), or a DataLoader") -> TypeError:
@@ -306,6 +328,9 @@ def batches_of(
 ) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Tensor]]]:
     """Yield the arguments of at most ``batch_size`` examples at a time.
 
+    Raises:
+        ValueError: there are more examples, and an input is sparse or jagged.
+
     Example:
         >>> import torch
         >>> [len(args[0]) for args, _ in batches_of(torch.zeros(5, 3), 2)]
@@ -313,6 +338,14 @@ def batches_of(
     """
     args, kwargs = arguments_of(inputs)
     if batch_size == WHOLE:
+        yield args, kwargs
+        return
+    if not are_divisible(inputs):
+        if batch_size < count_examples(inputs):
+            raise ValueError(
+                "sparse and jagged inputs cannot be divided into batches, got a batch_size of "
+                f'{batch_size}; use batch_size="all"'
+            )
         yield args, kwargs
         return
     for start in range(0, count_examples(inputs), batch_size):

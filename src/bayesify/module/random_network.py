@@ -23,7 +23,7 @@ from bayesify.estimators import (
     WeightSampling,
     stateless,
 )
-from bayesify.estimators.network_state import copy_network, snapshot
+from bayesify.estimators.network_state import copy_network, kept_tensors, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.inputs import Inputs, Repeated, Unedited, arguments_of
@@ -188,6 +188,7 @@ class RandomNetwork(nn.Module):
             make, arguments, state = reduced[:3]
             new: Self = make(*arguments)
             memo[id(self)] = new
+            memo |= kept_tensors(self.net)
             new.__setstate__(copy.deepcopy(state, memo))  # type: ignore[no-untyped-call]
             return new
 

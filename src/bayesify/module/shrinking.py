@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import PLAIN, Inputs, arguments_of, copied
 from bayesify.module.unit_flow import UnitFlow, Use
@@ -128,7 +129,10 @@ def shrink(
         raise TypeError(
             f"shrink needs a BayesianModule or a torch.nn.Module, got {type(bnn).__name__}"
         )
-    net = bnn.to_module() if isinstance(bnn, BayesianModule) else copy.deepcopy(bnn)
+    if isinstance(bnn, BayesianModule):
+        net = bnn.to_module()
+    else:
+        net = copy.deepcopy(bnn, kept_tensors(bnn))
     net.eval()
     with torch.no_grad():
         flow, expected = _follow(net, example_input)

@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bayesify.module.inputs import WHOLE, Inputs, arguments_of, count_examples
 from bayesify.module.random_network import RandomNetwork
@@ -79,7 +80,7 @@ def rows_of(inputs: Inputs) -> int:
         (8, 40)
     """
     args, kwargs = arguments_of(inputs)
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     return max((_rows(each) for each in tensors), default=0)
 
 

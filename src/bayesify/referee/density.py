@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of, count_examples
+from bayesify.module.inputs import Inputs, arguments_of, copied, count_examples
 
 __all__ = ["PosteriorDensity", "as_float64"]
 
@@ -67,7 +67,8 @@ class PosteriorDensity:
     def __call__(self, free: Tensor) -> Tensor:
         """Return U of the free weights, shape (F,), a scalar."""
         bnn, weights = self._bnn, self.full(free)
-        outputs = bnn.tensor_of(bnn.run_with(weights, *self._args, **self._kwargs))
+        args, kwargs = copied((self._args, self._kwargs))  # which the network may edit
+        outputs = bnn.tensor_of(bnn.run_with(weights, *args, **kwargs))
         log_likelihood = bnn.likelihood.log_prob(outputs.unsqueeze(0), self._targets).sum()
         centred = weights if bnn.prior_mean is None else weights - bnn.prior_mean
         # A pruned weight is 0 whatever the free weights are, so that it adds a constant.
