@@ -249,6 +249,35 @@ def test_a_branch_on_the_number_of_examples_is_not_written(suffix: str, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own decompositions
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_a_network_with_heads_is_written(suffix: str, tmp_path: Path) -> None:
+    net = bf.MultiHead(nn.Linear(4, 5), [nn.Linear(5, 3) for _ in range(2)])
+    frozen = bf.freeze(bf.BayesianModule(net), 2)
+    report = EXPORTS[suffix](frozen, tmp_path / f"net{suffix}", (X, torch.arange(len(X)) % 2))
+    assert report.largest_difference < 1e-5
+
+
+class Values(nn.Linear):
+    """Outputs with the names that values within a graph have elsewhere."""
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = super().forward(x).relu()
+        return {"value_0": hidden.square(), "value_1": hidden}
+
+
+def test_outputs_may_have_the_names_of_values(tmp_path: Path) -> None:
+    report = EXPORTS[".onnx"](Values(4, 3), tmp_path / "net.onnx", X)
+    assert report.outputs == ("value_0", "value_1")
+
+
+def test_half_precision_is_refused_with_the_mend(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).half()
+    frozen = bf.freeze(bf.BayesianModule(net, seed=1), 4)
+    with pytest.raises(ExportError, match=r"export the network after \.float\(\), not in torch.fl"):
+        EXPORTS[".pt2"](frozen, tmp_path / "net.pt2", X.half())
+
+
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs onnxruntime; pip install 'bayesify\[onn"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from bayesify import BayesianModule, load, save
+from bayesify import BayesianModule, compress, decompress, load, save
 from bayesify.io import StorageError
 
 
@@ -33,3 +35,31 @@ def test_other_parts_that_are_not_random_are_named(
         load(path, other)
     assert f"{path} is of another architecture: {part}" in str(raised.value)
     assert "state_dict" not in str(raised.value)
+
+
+class Expanded(nn.Module):
+    """A buffer whose elements share one place in memory, to which PyTorch does not write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.tensor(0.5).expand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x - self.mean)
+        return outputs
+
+
+def test_a_network_with_an_expanded_buffer_is_read_again(tmp_path: Path) -> None:
+    bnn = BayesianModule(Expanded())
+    save(bnn, tmp_path / "net.safetensors")
+    assert torch.equal(load(tmp_path / "net.safetensors", Expanded()).net.mean, bnn.net.mean)
+    compress(bnn, tmp_path / "net.bfz")
+    assert torch.equal(decompress(tmp_path / "net.bfz", Expanded()).mean, bnn.net.mean)
+
+
+@pytest.mark.parametrize("net", ["net", None, Expanded])
+def test_what_is_no_network_is_named(net: Any, tmp_path: Path) -> None:
+    compress(BayesianModule(Expanded()), tmp_path / "net.bfz")
+    with pytest.raises(TypeError, match="decompress needs a network of the same architecture, got"):
+        decompress(tmp_path / "net.bfz", net)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from bayesify.distributions.layout import ParameterLayout
@@ -23,6 +24,7 @@ __all__ = [
     "kept_tensors",
     "modules_of",
     "snapshot",
+    "with_own_elements",
 ]
 
 
@@ -50,7 +52,7 @@ def copy_network(net: nn.Module) -> nn.Module:
         if type(parameter) is nn.Parameter and not parameter.requires_grad
     }
     try:
-        return copy.deepcopy(net, memo)
+        return with_own_elements(copy.deepcopy(net, memo))
     except Exception as error:  # of any kind that an object's own code raises
         if is_out_of_memory(error):
             raise
@@ -58,6 +60,27 @@ def copy_network(net: nn.Module) -> nn.Module:
         if refusal is None:
             raise
         raise TypeError(refusal) from error
+
+
+def with_own_elements(net: nn.Module) -> nn.Module:
+    """Give each element of a buffer a place of its own, which it lacks after ``expand``.
+
+    PyTorch writes to no other buffer, so that a saved network could not be loaded.
+
+    Example:
+        >>> net = nn.Module()
+        >>> net.register_buffer("mean", torch.zeros(1).expand(3))
+        >>> with_own_elements(net).mean.stride()
+        (1,)
+    """
+    for module in modules_of(net):
+        for name, each in module._buffers.items():
+            if each is None or is_lazy(each) or each.layout is not torch.strided:
+                continue
+            axes = zip(each.shape, each.stride(), strict=True)
+            if any(size > 1 and stride == 0 for size, stride in axes):
+                module._buffers[name] = each.clone()
+    return net
 
 
 def kept_tensors(net: nn.Module) -> dict[int, Any]:

@@ -174,7 +174,7 @@ def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
 def _rename(graph: Any, traced: TracedNetwork) -> None:
     """Name inputs and outputs; values within the graph may bear their names."""
     for place, value in enumerate(value for node in graph for value in node.outputs):
-        value.name = f"value_{place}"
+        value.name = f"inner/value_{place}"  # no name of an argument
     names = (*traced.inputs, *traced.outputs)
     for value, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
         value.name = name

@@ -132,9 +132,11 @@ class TracedNetwork:
         """
         difference = self.compare(run)
         if difference > _TOLERANCE:
+            half = {torch.float16, torch.bfloat16} & {each.dtype for each in self.example}
+            hint = f"; export the network after .float(), not in {half.pop()}" if half else ""
             raise ExportError(
                 f"the exported network's outputs must be within {_TOLERANCE:g} of PyTorch's, got a "
-                f"difference of {difference:.2g}; nothing is written"
+                f"difference of {difference:.2g}; nothing is written{hint}"
             )
         return difference
 

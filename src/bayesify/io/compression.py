@@ -32,6 +32,7 @@ from safetensors.torch import load as from_safetensors
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bayesify.estimators.network_state import with_own_elements
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
 from bayesify.io.files import StorageError, atomic_write, encoded_safetensors
 from bayesify.io.quantization import Quantized, quantize_means
@@ -137,6 +138,7 @@ def decompress(path: str | os.PathLike[str], net: nn.Module) -> nn.Module:
         ImportError: ``constriction`` is not installed; it is in the extra ``compress``.
         StorageError: the file is missing, truncated, altered, not written by :func:`compress`, or
             of another architecture.
+        TypeError: ``net`` is no network.
         ValueError: the network is lazy or on the meta device.
 
     Example:
@@ -210,15 +212,21 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
 
     Raises:
         StorageError: the content is damaged, or of another architecture.
+        TypeError: ``net`` is no network.
         ValueError: the network is lazy or on the meta device.
     """
+    if not isinstance(net, nn.Module):
+        raise TypeError(
+            "decompress needs a network of the same architecture, got "
+            f"{net.__name__ if isinstance(net, type) else type(net).__name__}"
+        )
     for name, tensor in chain(net.named_parameters(), net.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise ValueError(
                 f"{name} of the given network has no values to replace, because it is lazy or on "
                 "the meta device; run a batch through the network, or make it on a real device"
             )
-    found = copy.deepcopy(net)
+    found = with_own_elements(copy.deepcopy(net))
     parameters = _by_name(found)
     body = _checked(content, source)
     try:

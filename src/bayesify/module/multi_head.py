@@ -102,8 +102,8 @@ def of_own_head(outputs: Sequence[Tensor], head: Tensor) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
-    shapes = {tuple(each.shape) for each in outputs}
-    if len(shapes) > 1:
+    if any(each.shape != outputs[0].shape for each in outputs):
+        shapes = {tuple(each.shape) for each in outputs}
         raise ValueError(
             f"heads must return outputs of one shape, got {', '.join(map(str, sorted(shapes)))}"
         )
