@@ -201,7 +201,13 @@ def test_rows_in_parts_teach_as_much_as_all_at_once() -> None:
     assert model.n_iter_ == 150
 
 
-@pytest.mark.parametrize("posterior", ["mean-field", "low-rank", "matrix"])
+@pytest.mark.parametrize(
+    "posterior",
+    [
+        "mean-field",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("low-rank", "matrix")),
+    ],
+)
 def test_one_more_row_undoes_nothing(tmp_path: Path, posterior: Any) -> None:
     """Noise and relevance of the columns have no posterior, and must not forget earlier rows."""
     random = np.random.default_rng(1)
@@ -259,6 +265,7 @@ def test_partial_fit_raises_clear_errors() -> None:
         regressor.partial_fit(X3, X3[:, 0])
 
 
+@pytest.mark.slow
 def test_partial_fit_takes_the_steps_of_its_own_rows() -> None:
     rng = np.random.default_rng(0)
     many, few = (rng.normal(size=(n, 1)) for n in (6000, 40))

@@ -137,6 +137,7 @@ def streamed(parts: int, *, plain: bool = False, seed: int = 0) -> tuple[float, 
     return (mean - exact_mean) / exact_std, std / exact_std - 1.0
 
 
+@pytest.mark.slow
 def test_data_in_parts_give_the_exact_posterior_of_all() -> None:
     # The noise of the steps moves one seed's by some .08 and .04.
     shifts, growths = zip(*(streamed(2, seed=seed) for seed in range(9)), strict=True)

@@ -71,13 +71,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     Example:
         >>> from sklearn.datasets import load_iris
         >>> X, y = load_iris(return_X_y=True)
-        >>> model = BayesianMLPClassifier(random_state=0).fit(X, y)
+        >>> model = BayesianMLPClassifier(steps=200, random_state=0).fit(X, y)
         >>> model.predict(X[:3])
         array([0, 0, 0])
         >>> model.predictive(X[:3]).epistemic.shape
         torch.Size([3])
         >>> size = np.array(["small", "medium", "large"])[np.digitize(X[:, 2], [3.0, 5.0])]
-        >>> model = BayesianMLPClassifier(ordered=["small", "medium", "large"], random_state=0)
+        >>> sizes = ["small", "medium", "large"]
+        >>> model = BayesianMLPClassifier(ordered=sizes, steps=200, random_state=0)
         >>> model.fit(X, size).predict(X[[0, 60, 120]])
         array(['small', 'medium', 'large'], dtype='<U6')
     """
@@ -325,7 +326,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         Example:
             >>> from sklearn.datasets import load_iris
             >>> X, y = load_iris(return_X_y=True)
-            >>> model = BayesianMLPClassifier(random_state=0).fit(X[::3], y[::3])
+            >>> model = BayesianMLPClassifier(steps=200, random_state=0).fit(X[::3], y[::3])
             >>> model = model.calibrate(X[1::3], y[1::3])
             >>> sets = model.predict_set(X[2::3], level=0.9, method="conformal")
             >>> sets.shape, bool(sets.any(axis=1).all())

@@ -96,7 +96,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     Example:
         >>> from sklearn.datasets import load_diabetes
         >>> X, y = load_diabetes(return_X_y=True)
-        >>> model = BayesianMLPRegressor(random_state=0).fit(X, y)
+        >>> model = BayesianMLPRegressor(steps=200, random_state=0).fit(X, y)
         >>> mean, std = model.predict(X[:3], return_std=True)
         >>> lower, upper = model.predict_interval(X[:3], level=0.95)
         >>> bool((lower < mean).all() and (mean < upper).all())
