@@ -45,7 +45,7 @@ def main() -> None:
     if (latency := RESULTS / "compression-latency" / "table.md").exists():
         text = latency.read_text(encoding="utf-8").strip()
         insert(DOCS / "small-networks.md", "compression-latency", text)
-    # Of the referee's distances too.
+    # It shows distances of the referee's results, which may be new.
     insert(DOCS / "which-posterior.md", posterior_prices.NAME, posterior_prices.table())
 
 

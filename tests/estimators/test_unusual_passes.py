@@ -473,3 +473,7 @@ def test_a_number_that_changes_at_every_call_is_not_traced_at_every_call() -> No
     for step in range(100, 150):
         bnn(x, step=step)
     assert bnn.net.passes == before + 50
+    with torch.no_grad():  # another task is still told apart
+        assert bnn(torch.ones(2000, 3), task=1, step=200).std() > 0.0
+    treated = {row.name: row.treatment for row in bnn.summary()}
+    assert (treated["heads.0.weight"], treated["heads.1.weight"]) == ("sampled", "exact")

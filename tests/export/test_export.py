@@ -272,6 +272,7 @@ def test_outputs_may_have_the_names_of_values(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_refused_with_the_mend(tmp_path: Path) -> None:
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).half()
     frozen = bf.freeze(bf.BayesianModule(net, seed=1), 4)
     with pytest.raises(ExportError, match=r"export the network after \.float\(\), not in torch.fl"):

@@ -121,7 +121,8 @@ def test_a_packed_sequence_is_one_argument(backend: Any) -> None:
     rows = [normals(length, 3, seed=length, dtype=torch.float32) for length in (5, 4, 2)]
     packed, y = pack_sequence(rows), torch.tensor([0, 1, 1])
     model = BayesianModule(Reader(), init_std=0.1)
-    named = model.predict({"packed": packed}, 5, batch_size="all").mean
+    named = model.predict({"packed": packed}, 5).mean
+    assert torch.equal(model.predict((packed,), 5).mean, named)
     assert torch.equal(model.predict(packed, 5).mean, named)
     assert torch.equal(model.predict(packed, 5, batch_size="all").mean, named)
     mean = model.run_with(model.posterior.mean, packed).softmax(-1)
@@ -129,8 +130,9 @@ def test_a_packed_sequence_is_one_argument(backend: Any) -> None:
     elbo = ELBO(model, num_data=3)
     found = fit(elbo, [(packed, y)], [(packed, y)], epochs=1, progress=False, backend=backend)
     assert found[-1]["validation_nll"] is not None
-    with pytest.raises(TypeError, match=r'got PackedSequence; bnn.*takes it with batch_size="all"'):
-        model.predict(packed, 5, batch_size=2)
+    for inputs in (packed, {"packed": packed}):
+        with pytest.raises(TypeError, match=r"got PackedSequence; bnn\.predict takes it with"):
+            model.predict(inputs, 5, batch_size=2)
 
 
 class Tagger(nn.Module):

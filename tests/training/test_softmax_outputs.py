@@ -68,6 +68,38 @@ def test_other_outputs_from_0_to_1_are_not(layer: nn.Module) -> None:
     assert train_labels(layer) == []
 
 
+class Hidden(nn.Sequential):
+    """Logits of 0.5, and a sigmoid that is registered last and used before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+        nn.init.zeros_(self.last.weight)
+        nn.init.constant_(self.last.bias, 0.5)
+        self.act = nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(self.act(x))
+        return outputs
+
+
+class Wrapped(nn.Module):
+    """A network of one's own, whose order of calls is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Hidden()
+        self.act = self.net.act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.net(x)
+        return outputs
+
+
+def test_a_sigmoid_that_is_not_last_is_not() -> None:
+    assert train_labels(Wrapped()) == []
+
+
 def test_a_sigmoid_under_another_likelihood_is_not() -> None:
     assert train_labels(nn.Sigmoid(), likelihood=bf.GaussianLikelihood()) == []
 

@@ -63,9 +63,9 @@ def copy_network(net: nn.Module) -> nn.Module:
 
 
 def with_own_elements(net: nn.Module) -> nn.Module:
-    """Give each element of a buffer a place of its own, which it lacks after ``expand``.
+    """Replace buffers of ``Tensor.expand``, whose elements share memory, by copies.
 
-    PyTorch writes to no other buffer, so that a saved network could not be loaded.
+    PyTorch does not write to such a buffer, so that a saved network could not be loaded.
 
     Example:
         >>> net = nn.Module()
@@ -73,13 +73,14 @@ def with_own_elements(net: nn.Module) -> nn.Module:
         >>> with_own_elements(net).mean.stride()
         (1,)
     """
+    copies: dict[int, Tensor] = {}  # of a buffer that several modules share, one
     for module in modules_of(net):
         for name, each in module._buffers.items():
             if each is None or is_lazy(each) or each.layout is not torch.strided:
                 continue
             axes = zip(each.shape, each.stride(), strict=True)
             if any(size > 1 and stride == 0 for size, stride in axes):
-                module._buffers[name] = each.clone()
+                module._buffers[name] = copies.setdefault(id(each), each.clone())
     return net
 
 

@@ -17,8 +17,8 @@ from bayesify.estimators.out_of_memory import is_out_of_memory
 
 __all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
 
-#: Passes are told apart by so many combinations of whole numbers among their inputs: one that
-#: changes at every call, such as the number of a step, would cause a trace at every call.
+#: Passes are told apart by so many values of each whole number among their inputs: one that changes
+#: at every call, such as the number of a step, would cause a trace at every call.
 _MOST_NUMBERS = 32
 
 #: The uses of each random parameter, by its first name, in one forward pass.
@@ -43,6 +43,8 @@ class TraceCache:
 
     def __init__(self) -> None:
         self._by_kind: dict[tuple[object, object], ParameterUses] = {}
+        #: The values of each whole number among the inputs of a kind.
+        self._seen: dict[tuple[object, int], list[set[int | None]]] = {}
         self.last: ParameterUses | None = None
 
     def uses(
@@ -65,12 +67,8 @@ class TraceCache:
             kwargs: keyword inputs.
             compiled: as for :func:`trace`.
         """
-        kind: tuple[object, object] = (
-            (compiled, _kind_of_pass(net, args, kwargs)),
-            _numbers(args, kwargs),
-        )
-        if kind not in self._by_kind and self._count(kind[0]) >= _MOST_NUMBERS:
-            kind = kind[0], None
+        inputs = compiled, _kind_of_pass(net, args, kwargs)
+        kind = inputs, self._known(inputs, _numbers(args, kwargs))
         if kind not in self._by_kind:
             undo = snapshot(net)
             try:
@@ -80,8 +78,13 @@ class TraceCache:
         self.last = self._by_kind[kind]
         return self.last
 
-    def _count(self, kind: object) -> int:
-        return sum(each == kind for each, _ in self._by_kind)
+    def _known(self, inputs: object, numbers: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Return the numbers, with None for those of an input that has had too many values."""
+        seen = self._seen.setdefault((inputs, len(numbers)), [set() for _ in numbers])
+        for number, values in zip(numbers, seen, strict=True):
+            if len(values) < _MOST_NUMBERS:
+                values.add(number)
+        return tuple(n if n in values else None for n, values in zip(numbers, seen, strict=True))
 
     def add_use(self, name: str, function: str) -> None:
         """Add a use that tracing missed to the kind of pass that was requested last."""
@@ -104,8 +107,10 @@ def _kind(value: object) -> object:
     return value if isinstance(value, (bool, str)) else type(value)
 
 
-def _numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+def _numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return the whole numbers among the inputs, which may select a part of the network."""
+    if torch.compiler.is_compiling():  # which would be compiled anew for each
+        return ()
     found = tree_leaves((args, kwargs))
     return tuple(each if isinstance(each, int) else None for each in found)
 

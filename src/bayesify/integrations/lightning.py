@@ -96,7 +96,6 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         # Of a run that trains on: its orders of the data and its masks are others than before.
         self._first_epoch = self._stored_first_epoch = 0
-        self._epochs = 0.0  # trained so far, with the part of the present one
 
     def forward(self, inputs: Inputs) -> Predictive:
         """Predict with weight samples in evaluation mode; see ``BayesianModule.predict``."""
@@ -107,8 +106,13 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
 
         A network in evaluation mode, as it comes from a hub, is trained in training mode; parts
         without trained parameters stay in evaluation mode within a network in training mode.
+
+        Warns with a ``ConvergenceWarning`` if the KL's warm-up takes all epochs.
         """
         check_counts(self.elbo, self.trainer.train_dataloader, self._num_batches())
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            epochs = self.trainer.max_epochs or 0  # -1 is without end
+            warn_of_convergence([], epochs, self._warmup.epochs, stacklevel=2)
         is_resumed = self.trainer.ckpt_path is not None
         # A Trainer that trains on goes on with its own count.
         new_first = -(-self.elbo.step // self._num_batches()) - self.current_epoch
@@ -139,7 +143,6 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         batches = self._num_batches()
         index = self.current_epoch * batches + batch_idx
         kl_scale = self._warmup.scale(index, batches) if self._warmup.epochs else 1.0
-        self._epochs = (index + 1) / batches
         with kept_generators():  # dropout is a function of seed and step, as in fit
             seed, place = self.elbo.bnn.seed, self._first_epoch * batches + index
             seed_global_generators(seed, Stream.DROPOUT, place, self.global_rank)
@@ -150,11 +153,6 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         # with fewer.
         accumulation = Accumulation(self.trainer.accumulate_grad_batches, batches)
         return terms.loss * (accumulation.every / accumulation.size(batch_idx))
-
-    def on_train_end(self) -> None:
-        """Warn with a ``ConvergenceWarning`` if training ended within the KL's warm-up."""
-        if self.trainer.is_global_zero:
-            warn_of_convergence([], self._epochs, self._warmup.epochs, stacklevel=2)
 
     def validation_step(
         self,

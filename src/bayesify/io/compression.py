@@ -32,7 +32,7 @@ from safetensors.torch import load as from_safetensors
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bayesify.estimators.network_state import with_own_elements
+from bayesify.estimators.network_state import kept_tensors, with_own_elements
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
 from bayesify.io.files import StorageError, atomic_write, encoded_safetensors
 from bayesify.io.quantization import Quantized, quantize_means
@@ -226,7 +226,7 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
                 f"{name} of the given network has no values to replace, because it is lazy or on "
                 "the meta device; run a batch through the network, or make it on a real device"
             )
-    found = with_own_elements(copy.deepcopy(net))
+    found = with_own_elements(copy.deepcopy(net, kept_tensors(net)))
     parameters = _by_name(found)
     body = _checked(content, source)
     try:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -227,12 +228,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
+def remove_leftovers(folder: Path, name: str | None = None, *, min_age: float = 0.0) -> None:
     """Remove the temporary files of processes that were killed while they wrote.
 
     Args:
         folder: a folder in which no other machine writes the file.
         name: of the file; None for all files.
+        min_age: seconds since they were written last.
 
     Example:
         >>> import tempfile
@@ -248,7 +250,8 @@ def remove_leftovers(folder: Path, name: str | None = None) -> None:
             continue
         if not _is_running(int(left["process"])):
             with suppress(OSError):
-                each.unlink()
+                if time.time() - each.stat().st_mtime >= min_age:
+                    each.unlink()
 
 
 def _is_running(process: int) -> bool:
@@ -280,11 +283,15 @@ def named_file(path: Path) -> Path:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise StorageError(f"{path} must be a file, got a device or pipe; name a file")
     try:
-        return path.resolve()
-    except RuntimeError as error:
+        found = path.resolve()
+        is_circle = found.is_symlink()  # which Python 3.13 leaves as it is
+    except RuntimeError:  # of earlier versions
+        is_circle = True
+    if is_circle:
         raise StorageError(
             f"{path} must be a file, got a symbolic link that leads back to itself; name a file"
-        ) from error
+        )
+    return found
 
 
 def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

@@ -259,8 +259,6 @@ def count_examples(inputs: Inputs) -> int:
     """
     if isinstance(inputs, Tensor) and inputs.dim() and len(inputs):  # the usual case, at once
         return len(inputs)
-    if isinstance(inputs, PackedSequence):
-        raise _wrong_type(inputs, 'bnn.predict takes it with batch_size="all"')
     args, kwargs = arguments_of(inputs)
     tensors = [*args, *(value for value in kwargs.values() if not isinstance(value, PLAIN))]
     if kwargs and not tensors:
@@ -269,6 +267,8 @@ def count_examples(inputs: Inputs) -> int:
         if len(args) > 1 and isinstance(value, PLAIN):
             by_name = "{'x': x, 'mask': None}"
             raise _wrong_type(value, f"give all by the names of forward's arguments: {by_name}")
+        if isinstance(value, PackedSequence):
+            raise _wrong_type(value, 'bnn.predict takes it with batch_size="all"')
         if not isinstance(value, Tensor):
             raise _wrong_type(value)
         if not value.dim():
@@ -309,11 +309,13 @@ def are_divisible(inputs: Inputs) -> bool:
         >>> are_divisible(torch.zeros(5, 3)), are_divisible(torch.zeros(5, 3).to_sparse())
         (True, False)
     """
-    if isinstance(inputs, PackedSequence):
-        return False
     args, kwargs = arguments_of(inputs)
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    return not any(each.is_nested or each.layout is not torch.strided for each in tensors)
+    values = (*args, *kwargs.values())
+    tensors = [each for each in values if isinstance(each, Tensor)]
+    return not (
+        any(isinstance(each, PackedSequence) for each in values)
+        or any(each.is_nested or each.layout is not torch.strided for each in tensors)
+    )
 
 
 def _wrong_type(value: object, mend: str = "use torch.as_tensor(x), or a DataLoader") -> TypeError:

@@ -102,6 +102,7 @@ def of_own_head(outputs: Sequence[Tensor], head: Tensor) -> Tensor:
         tensor([[0.],
                 [1.]])
     """
+    # Not by a set: the symbolic sizes of an export cannot be hashed.
     if any(each.shape != outputs[0].shape for each in outputs):
         shapes = {tuple(each.shape) for each in outputs}
         raise ValueError(

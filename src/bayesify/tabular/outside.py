@@ -48,9 +48,10 @@ def widened(predictive: Predictive, distances: Tensor, marginal: Tensor) -> Pred
     of a count's mean varies more by w times that of a log-normal variable with the mean and the
     variance of the training counts; its mean stays too. Classes: with
     probability w / 2 the label is drawn by the training frequencies, and not by the network. Which
-    of the two holds is lack of knowledge, so that what is added is epistemic: where weight samples
-    are kept, a share w / 2 of them becomes certain of a class, by the training frequencies, and
-    their mean is that of the prediction but for the choice of these. Fewer than 8 weight samples of
+    of the two holds is lack of knowledge, so that what is added is epistemic. Where weight samples
+    are kept, a share w / 2 of them, chosen at random, is replaced by certain predictions, of each
+    class as often as in training; the mean over the samples then differs from the mean of the
+    prediction by that choice. Fewer than 8 weight samples of
     a number cannot carry another variance, which then is noise.
 
     Args:
@@ -185,7 +186,7 @@ def _made_certain(log_samples: Tensor, added: Tensor) -> Tensor:
     """
     count = len(log_samples)
     generator = torch.Generator()
-    generator.manual_seed(0)  # so that the same row has the same samples in every call
+    generator.manual_seed(0)  # one order for all rows and calls, as rows may come in parts
     ranks = torch.randperm(count, generator=generator).to(added).reshape(-1, 1, 1)
     ends = count * added.cumsum(-1)
     starts = ends - count * added

@@ -155,7 +155,8 @@ def fit(
             flattens pixels or the nodes of graphs, so that the KL weighs too much.
         ShortStreamWarning: a loader without a length ends before it has brought ``num_data``
             examples.
-        SigmoidOutputWarning: a network under a ``BernoulliLikelihood`` ends in ``nn.Sigmoid``.
+        SigmoidOutputWarning: a ``nn.Sequential`` under a ``BernoulliLikelihood`` ends in
+            ``nn.Sigmoid``.
         SoftmaxOutputWarning: the outputs of the first minibatch under a ``CategoricalLikelihood``
             are probabilities, as after a softmax.
         TargetScaleWarning: the targets of a ``GaussianLikelihood`` are far from unit scale.

@@ -218,8 +218,8 @@ def warn_of_sigmoid_outputs(
 ) -> None:
     """Warn if the outputs of a network of labels are probabilities instead of logits.
 
-    Logits of a minibatch may all lie from 0 to 1, so that the network must also end in a
-    ``nn.Sigmoid``; one in a function is not found.
+    Only of a ``nn.Sequential`` it is known that it ends in a ``nn.Sigmoid``: logits of a minibatch
+    may all lie from 0 to 1 too.
 
     Args:
         likelihood: another than a ``BernoulliLikelihood`` has no sigmoid.
@@ -229,8 +229,11 @@ def warn_of_sigmoid_outputs(
     """
     if not isinstance(likelihood, BernoulliLikelihood) or not outputs.numel():
         return
+    last = net
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
     low, high = map(float, outputs.detach().aminmax())
-    if not (isinstance(list(net.modules())[-1], nn.Sigmoid) and low >= 0.0 and high <= 1.0):
+    if not (isinstance(last, nn.Sigmoid) and low >= 0.0 and high <= 1.0):
         return
     warnings.warn(
         "the network's outputs must be logits, but it ends in nn.Sigmoid; leave it out, since the "

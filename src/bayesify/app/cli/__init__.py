@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _ending_at_ctrl_c() -> Iterator[None]:
-    """End the process at Ctrl-C while PyTorch is loaded, which would lose it or abort.
+    """End the process at Ctrl-C while PyTorch is imported, which may lose it or abort the process.
 
     Nothing is written yet. Within a process that has PyTorch nothing is changed.
     """
@@ -67,7 +67,8 @@ def _ending_at_ctrl_c() -> Iterator[None]:
 
 def _end(*_: object) -> None:
     with suppress(OSError):
-        os.write(2, b"bayesify: interrupted\n")
+        if sys.stderr is not None:
+            os.write(2, b"bayesify: interrupted\n")
     os._exit(_INTERRUPTED)
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ TEXT_COLUMNS = ("prediction", "set", "outside_column")
 
 #: Rows that are predicted at once. Every chunk uses the same weight samples.
 _CHUNK_ROWS = 10_000
+_HOUR = 3600.0
 
 
 @dataclass
@@ -390,9 +392,11 @@ def write_table(
 
 
 def _remove_leftovers_of(out: Path) -> None:
-    """Remove what processes that were killed had written of this file, which may be much."""
+    """Remove the temporary files of killed processes for this file, which may be large."""
     place = named_file(out)
-    remove_leftovers(place.parent, place.name)
+    # In a folder that several machines share, a file of late may be another's in progress.
+    with suppress(OSError):  # a folder that may not be listed
+        remove_leftovers(place.parent, place.name, min_age=_HOUR)
 
 
 def _write_parquet(out: Path, table: NewTable, predictions: Predictions) -> None:

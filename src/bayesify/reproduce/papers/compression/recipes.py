@@ -183,15 +183,6 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 50},
             },
         ),
-        "moved-long": (
-            "late, 150 epochs and a second phase of 60, 10 % of the pixels dropped, images moved "
-            "by .1",
-            {
-                **{"moved": 0.1, "dropout_input": 0.1},
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 60},
-            },
-        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
