@@ -255,7 +255,8 @@ def test_a_fault_is_caught(
 ) -> None:
     law(ZOO[specimen], ESTIMATORS[estimator])
     fault(monkeypatch)
-    with pytest.raises((AssertionError, RuntimeError)):
+    # An LSTM that is copied with weights left behind in it lacks them: an AttributeError.
+    with pytest.raises((AssertionError, AttributeError, RuntimeError)):
         law(ZOO[specimen], ESTIMATORS[estimator])
 
 
