@@ -96,8 +96,9 @@ class Wrapped(nn.Module):
         return outputs
 
 
-def test_a_sigmoid_that_is_not_last_is_not() -> None:
-    assert train_labels(Wrapped()) == []
+@pytest.mark.parametrize("net", [Hidden(), Wrapped()])
+def test_a_sigmoid_that_is_not_last_is_not(net: nn.Module) -> None:
+    assert train_labels(net) == []
 
 
 def test_a_sigmoid_under_another_likelihood_is_not() -> None:

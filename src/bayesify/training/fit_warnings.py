@@ -230,7 +230,8 @@ def warn_of_sigmoid_outputs(
     if not isinstance(likelihood, BernoulliLikelihood) or not outputs.numel():
         return
     last = net
-    while isinstance(last, nn.Sequential) and len(last):
+    # A subclass may have a forward pass of its own.
+    while isinstance(last, nn.Sequential) and type(last).forward is nn.Sequential.forward and last:
         last = last[-1]
     low, high = map(float, outputs.detach().aminmax())
     if not (isinstance(last, nn.Sigmoid) and low >= 0.0 and high <= 1.0):
