@@ -210,6 +210,20 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "200 epochs, second phase of 40 at temperature .3",
             {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}},
         ),
+        "fine": (
+            "the same with steps of .25",
+            {
+                **{"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}},
+                "step_size": 0.25,
+            },
+        ),
+        "cold-fine": (
+            "the same at temperature .3 in both phases",
+            {
+                "bound": {"epochs": 200, "temperature": 0.3},
+                **{"tuning": {"epochs": 40, "temperature": 0.3}, "step_size": 0.25},
+            },
+        ),
     },
 }
 
