@@ -14,7 +14,7 @@ import torch
 from tests.cases import PRIORS, Case, mlp, normals
 from tests.distributions.test_priors_by_group import MLP, NESTED, posterior
 from tests.loops import loop_over
-from tests.test_io import check_same, trained
+from tests.saved_networks import check_same, trained
 from torch import Tensor
 
 from bayesify import (

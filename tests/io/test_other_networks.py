@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cases import mlp
+from tests.loops import loop_over
+from tests.saved_networks import CASE, check_refused
 from torch import Tensor, nn
 
 from bayesify import BayesianModule, compress, decompress, load, save
@@ -63,3 +66,25 @@ def test_what_is_no_network_is_named(net: Any, tmp_path: Path) -> None:
     compress(BayesianModule(Expanded()), tmp_path / "net.bfz")
     with pytest.raises(TypeError, match="decompress needs a network of the same architecture, got"):
         decompress(tmp_path / "net.bfz", net)
+
+
+@loop_over(
+    "net",
+    [
+        nn.Linear(3, 4),
+        nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)),
+        nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)),
+        nn.Sequential(*mlp(), nn.Tanh(), nn.Linear(4, 4)),
+        nn.Sequential(nn.BatchNorm1d(3), *mlp()),
+        nn.Sequential(*mlp(), nn.BatchNorm1d(4)),
+        nn.Sequential(*mlp().requires_grad_(False)),
+        nn.LSTM(3, 5),
+    ],
+)
+def test_another_architecture_is_refused(net: nn.Module, tmp_path: Path) -> None:
+    save(CASE.bnn(), tmp_path / "whole")
+    message = check_refused(tmp_path / "a", (tmp_path / "whole").read_bytes(), net)
+    assert (
+        "another architecture" in message
+        or "not describe a network that can be restored" in message
+    )
