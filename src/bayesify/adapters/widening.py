@@ -20,6 +20,7 @@ from bayesify.distributions.softplus import inverse_softplus
 from bayesify.estimators.network_state import copy_network
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
+from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.minibatches import pair_of
 
 __all__ = ["widen"]
@@ -51,7 +52,7 @@ def widen(
     Args:
         net: a network with one trained LoRA adapter; it is not changed. Its W is shared, so that
             merging its adapter later changes the returned network too.
-        loader: minibatches as ``bayesify.fit`` takes them: some hundred held-out data.
+        loader: minibatches as ``bayesify.fit`` takes them: some hundred held-out examples.
         tolerance: the nll that may be lost, in nats per example.
         num_samples: weight samples that a prediction averages.
         precision: the relative error of sigma at which the bisection ends.
@@ -63,7 +64,7 @@ def widen(
         The network; ``bnn.posterior.std`` holds the standard deviations.
 
     Raises:
-        TypeError: the network is no ``PeftModel``.
+        TypeError: the network is no ``PeftModel``, or ``num_samples`` is no whole number.
         ValueError: there is no LoRA adapter, it is merged or one of a grouped convolution, its B is
             0, a parameter is out of its range, the loader is empty or can be read only once, or the
             nll is not finite or rises by more than the tolerance with the least noise.
@@ -90,8 +91,7 @@ def widen(
     for name, value in (("tolerance", tolerance), ("precision", precision)):
         if not (math.isfinite(one_number(name, value)) and value > 0.0):
             raise ValueError(f"{name} must be a positive number, got {value}")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    num_samples = whole_number("num_samples", num_samples)
     rotated: Any = copy_network(net)
     for name, parameter in rotated.named_parameters():
         if ".lora_A." in name or ".lora_B." in name:  # of an adapter that was loaded to predict
