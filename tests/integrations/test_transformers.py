@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import warnings
@@ -13,6 +12,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.small_trainer import (
+    MARKS,
+    SIZES,
+    Batches,
+    K,
+    N,
+    T,
+    Texts,
+    arguments,
+    classifier,
+    language_model,
+    trained,
+)
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,90 +33,7 @@ import bayesify as bf
 from bayesify.integrations.transformers import ELBOTrainer
 from bayesify.training import ConvergenceWarning
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-
-N, T, K = 16, 5, 3
-SIZES = {
-    **{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 8, "vocab_size": 11, "num_labels": K},
-}
-
-
-class Texts(torch.utils.data.Dataset):
-    """Texts with a class each, or with one for each token."""
-
-    def __init__(self, by_token: bool = False) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(11, (N, T), generator=generator)
-        self.labels = self.ids % K if by_token else self.ids[:, 0] % K
-
-    def __len__(self) -> int:
-        return N
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = self.ids[index]
-        mask = torch.ones(T, dtype=torch.long)
-        return {
-            **{"input_ids": ids, "attention_mask": mask},
-            **{"labels": self.labels[index], "unused": torch.zeros(1)},
-        }
-
-
-def classifier(**options: Any) -> bf.ELBO:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        **SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    net = transformers.BertForSequenceClassification(config)
-    return bf.ELBO(bf.BayesianModule(net, output="logits", **options), num_data=N)
-
-
-def arguments(folder: Path, **changes: Any) -> Any:
-    settings = {
-        **{"output_dir": str(folder), "num_train_epochs": 2, "learning_rate": 1e-2},
-        **{"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4},
-        **{"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "optim": "adamw_torch"},
-        **{"train_sampling_strategy": "sequential", "save_strategy": "no", "report_to": "none"},
-        **{"disable_tqdm": True, "logging_steps": 1, "use_cpu": True},
-        **{"dataloader_pin_memory": False},
-    }
-    return transformers.TrainingArguments(**{**settings, **changes})
-
-
-def trained(folder: Path, elbo: bf.ELBO | None = None, **changes: Any) -> ELBOTrainer:
-    options = {
-        name: changes.pop(name)
-        for name in ("kl_warmup_epochs", "kl_warmup_power", "rho_lr_scale", "eval_samples")
-        if name in changes
-    }
-    elbo = classifier() if elbo is None else elbo
-    trainer = ELBOTrainer(
-        elbo, arguments(folder, **changes), train_dataset=Texts(), eval_dataset=Texts(), **options
-    )
-    trainer.train()
-    return trainer
-
-
-class Batches:
-    """The same minibatches for ``fit``."""
-
-    def __init__(self, size: int = 4) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return N // self.size
-
-    def __iter__(self) -> Any:
-        data = Texts()
-        for start in range(0, N, self.size):
-            part = slice(start, start + self.size)
-            mask = torch.ones(self.size, T, dtype=torch.long)
-            batch = {"input_ids": data.ids[part], "attention_mask": mask}
-            yield {**batch, "labels": data.labels[part]}
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("warmup", [{}, {"kl_warmup_epochs": 1.5, "kl_warmup_power": 2.0}])
@@ -161,30 +90,6 @@ def test_a_frozen_body_in_evaluation_mode_stays_in_it(tmp_path: Path) -> None:
     torch.testing.assert_close(trainer.model.bnn.posterior.mean, alone.bnn.posterior.mean)
     trainer.train()  # again, after an evaluation
     assert not trainer.model.bnn.net.body[1].running_mean.any()
-
-
-@pytest.mark.parametrize(
-    ("scale", "error", "says"),
-    [
-        (-1.0, ValueError, "rho_lr_scale must be positive and finite, got -1.0"),
-        (math.nan, ValueError, "rho_lr_scale must be positive and finite, got nan"),
-        ("3", TypeError, "rho_lr_scale must be a number, got '3'"),
-    ],
-)
-def test_a_wrong_scale_of_rho_is_refused(
-    scale: Any, error: type[Exception], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=says):
-        ELBOTrainer(classifier(), arguments(tmp_path), rho_lr_scale=scale)
-
-
-def test_a_scale_that_would_do_nothing_is_refused(tmp_path: Path) -> None:
-    elbo = classifier()
-    own = torch.optim.SGD(bf.parameter_groups(elbo), lr=0.1)
-    with pytest.raises(ValueError, match="rho_lr_scale needs the Trainer to make the optimiser"):
-        ELBOTrainer(elbo, arguments(tmp_path), optimizers=(own, None), rho_lr_scale=2.0)
-    with pytest.raises(ValueError, match="needs a posterior with a rho, got Delta"):
-        ELBOTrainer(classifier(posterior=bf.Delta), arguments(tmp_path), rho_lr_scale=2.0)
 
 
 def test_each_run_begins_with_a_new_objective_of_model_init(tmp_path: Path) -> None:
@@ -382,21 +287,6 @@ def test_a_language_model_learns_the_next_token(accumulated: int, tmp_path: Path
         ELBOTrainer(bf.ELBO(bf.BayesianModule(net, output="logits"), num_data=N))
 
 
-def test_the_trainer_around_the_network_is_warned_of(tmp_path: Path) -> None:
-    """Without the ELBO the Trainer trains on the network's own loss, which lacks the KL."""
-    bnn = classifier().bnn
-    args = arguments(tmp_path, remove_unused_columns=False, max_steps=1)
-    data = [
-        {name: each for name, each in row.items() if name != "unused"}
-        for row in (Texts()[index] for index in range(N))
-    ]
-    plain = transformers.Trainer(bnn, args, train_dataset=data)
-    with pytest.warns(bf.MissingKLWarning, match="ELBOTrainer"):
-        plain.train()
-    with pytest.raises(TypeError, match=r"must be an ELBO, got BayesianModule; pass ELBO"):
-        ELBOTrainer(bnn, args)
-
-
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     classifier().bnn.to_module().save_pretrained(tmp_path / "tiny")
@@ -414,37 +304,6 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = bf.load("model.safetensors", names["net"])
     inputs = {"input_ids": ids, "attention_mask": mask}
     assert torch.equal(again.predict(inputs, 3).mean, names["bnn"].predict(inputs, 3).mean)
-
-
-def test_wrong_arguments(tmp_path: Path) -> None:
-    elbo = classifier()
-    wrong = copy.deepcopy(elbo)
-    wrong.num_data = 7
-    with pytest.raises(ValueError, match="number of training examples, 16, got 7"):
-        ELBOTrainer(wrong, arguments(tmp_path), train_dataset=Texts())
-    with pytest.raises(ValueError, match="eval_samples must be at least 0, got -1"):
-        ELBOTrainer(elbo, arguments(tmp_path), eval_samples=-1)
-    with pytest.raises(TypeError, match=r"eval_samples must be a whole number, got 2\.5"):
-        ELBOTrainer(elbo, arguments(tmp_path), eval_samples=2.5)
-    with pytest.raises(ValueError, match="power"):
-        ELBOTrainer(elbo, arguments(tmp_path), kl_warmup_epochs=1, kl_warmup_power=-1)
-    geometric = bf.ELBO(elbo.bnn, num_data=16, kl_weighting="geometric", num_batches=4)
-    with pytest.raises(ValueError, match="geometric weights need the place of a minibatch"):
-        ELBOTrainer(geometric, arguments(tmp_path))
-    trainer = ELBOTrainer(elbo, arguments(tmp_path))
-    with pytest.raises(ValueError, match="remove_unused_columns=False"):
-        trainer.compute_loss(elbo, {"labels": torch.zeros(2, dtype=torch.long)})
-
-
-def language_model(kind: type[Any], **options: Any) -> bf.BayesianModule:
-    config = transformers.GPT2Config(
-        n_embd=8, n_layer=1, n_head=2, vocab_size=11, bos_token_id=0, eos_token_id=0
-    )
-    torch.manual_seed(0)
-    net = kind(config)
-    net.transformer.wte.weight.requires_grad_(False)  # tied with the last layer
-    likelihood = bf.CategoricalLikelihood(ignore_index=-100)
-    return bf.BayesianModule(net, output="logits", likelihood=likelihood, **options)
 
 
 def test_tied_frozen_parameters_are_saved_once(tmp_path: Path) -> None:
@@ -503,33 +362,6 @@ def test_a_warm_up_counts_the_minibatches_of_an_epoch(tmp_path: Path) -> None:
     assert found.scales == [round(step / 9, 9) for step in range(1, 9)]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor is for .* got 0\.1"),
-        ({"gradient_checkpointing": True}, r"net\.gradient_checkpointing_enable"),
-        ({"neftune_noise_alpha": 5.0}, r"neftune_noise_alpha is for .* got 5\.0"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
-def test_settings_of_hugging_faces_own_models_are_refused(
-    setting: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ELBOTrainer(classifier(), arguments(tmp_path, **setting), train_dataset=Texts())
-
-
-def test_a_loss_that_would_not_be_called_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="compute_loss_func would not be called"):
-        ELBOTrainer(classifier(), arguments(tmp_path), compute_loss_func=lambda *_: 0.0)
-
-
-def test_an_optimizer_of_the_network_that_was_copied_is_refused(tmp_path: Path) -> None:
-    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="it holds none of them"):
-        ELBOTrainer(classifier(), arguments(tmp_path), optimizers=(optimizer, None))
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_the_columns_are_those_of_the_network_in_an_adapter(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
@@ -542,40 +374,6 @@ def test_the_columns_are_those_of_the_network_in_an_adapter(tmp_path: Path) -> N
     bnn = bf.BayesianModule(net, include=["*lora_A*"], exclude=(), output="logits")
     trainer = trained(tmp_path, bf.ELBO(bnn, num_data=N), num_train_epochs=1)
     assert trainer.state.global_step == N // 4
-
-
-def test_labels_that_are_not_shifted_are_refused() -> None:
-    bnn = language_model(transformers.GPT2LMHeadModel)
-    elbo = bf.ELBO(bnn, num_data=N)
-    ids = Texts().ids
-    mask = torch.ones_like(ids)
-    labels = ids.masked_fill(torch.arange(T) < 2, -100)  # of a prompt, which does not count
-    message = "labels must be the tokens that follow, got those of input_ids themselves"
-    with pytest.raises(ValueError, match=message):
-        bf.fit(elbo, [{"input_ids": ids, "attention_mask": mask, "labels": labels}], epochs=1)
-    with pytest.raises(ValueError, match=message):
-        elbo({"input_ids": ids, "attention_mask": mask}, labels)
-    step = bf.make_step(elbo, torch.optim.SGD(elbo.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=message):
-        step({"input_ids": ids, "attention_mask": mask}, labels)
-    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    bf.fit(elbo, [{"input_ids": ids, "attention_mask": mask, "labels": shifted}], epochs=1)
-
-
-def test_labels_that_are_shifted_already_are_refused(tmp_path: Path) -> None:
-    elbo = bf.ELBO(language_model(transformers.GPT2LMHeadModel), num_data=N)
-    data = Texts(by_token=True)
-    # Not the numbers themselves, in which a token can equal its neighbour.
-    data.ids = (torch.arange(T) + torch.arange(N).unsqueeze(1)) % 11
-    data.labels = nn.functional.pad(data.ids[:, 1:], (0, 1), value=-100)
-    with pytest.raises(ValueError, match="got the tokens that follow; do not shift them"):
-        ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
-    data.labels = data.ids
-    ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
-    # An answer in the last place, which has a token of no meaning in the inputs.
-    data.labels = torch.full_like(data.ids, -100).index_fill(1, torch.tensor([T - 1]), 3)
-    data.ids = data.ids.index_fill(1, torch.tensor([T - 1]), 0)
-    ELBOTrainer(elbo, arguments(tmp_path), train_dataset=data).train()
 
 
 def test_an_evaluation_takes_the_targets_of_a_text_together(tmp_path: Path) -> None:
