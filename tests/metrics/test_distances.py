@@ -54,7 +54,7 @@ def test_errors() -> None:
     probs = torch.eye(3)
     with pytest.raises(ValueError, match="one shape"):
         metrics.agreement(probs, probs[:2])
-    with pytest.raises(ValueError, match="must hold probabilities"):
+    with pytest.raises(ValueError, match="every row of other must hold probabilities"):
         metrics.total_variation(probs, 2.0 * probs)
     with pytest.raises(TypeError, match="got CategoricalPredictive"):
         metrics.wasserstein(p, CategoricalPredictive.from_logits([probs]))
@@ -68,5 +68,6 @@ def test_errors() -> None:
         metrics.wasserstein_of_samples(torch.zeros(3, 2), torch.zeros(3, 1))
     with pytest.raises(ValueError, match="same components"):
         metrics.wasserstein_of_samples(torch.zeros(3), torch.tensor(1.0))
-    with pytest.raises(ValueError, match="must not be nan"):
-        metrics.wasserstein_of_samples(torch.full((3,), math.nan), torch.zeros(3))
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"samples must be finite, got {value} for 3 of 6"):
+            metrics.wasserstein_of_samples(torch.full((3,), value), torch.zeros(3))

@@ -20,7 +20,7 @@ from bayesify.metrics import (
     total_variation,
     wasserstein_of_samples,
 )
-from bayesify.prediction import CategoricalPredictive, GaussianPredictive
+from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 
 
 def random_case(n=500, k=7, seed=0):
@@ -139,6 +139,23 @@ def test_a_bin_includes_its_lower_limit():
     assert reliability(close, y[:1], num_bins=10).counts.tolist() == [0] * 6 + [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("bins", [10, 15, 20])
+def test_shares_of_votes_lie_in_the_bin_that_they_begin(bins, dtype):
+    """Also where k / bins is less in float32 than in float64."""
+    for k in range(bins // 2 + 1, bins):
+        share = torch.tensor(k / bins, dtype=dtype)
+        probs = torch.stack((share, 1.0 - share))[None]
+        counts = reliability(probs, torch.tensor([0]), bins).counts
+        assert counts.tolist() == [int(place == k) for place in range(bins)]
+
+
+def test_opposite_errors_of_neighbouring_bins_do_not_cancel():
+    probs = torch.tensor([[0.8, 0.2]] * 10 + [[0.9, 0.1]] * 10)
+    y = torch.tensor([0] * 9 + [1] + [0] * 8 + [1] * 2)
+    assert expected_calibration_error(probs, y, 10) == pytest.approx(0.1, abs=1e-6)
+
+
 def test_shares_of_many_examples_are_summed_in_float64():
     # 2**24 + 1 is no float32.
     few = Reliability(
@@ -218,3 +235,10 @@ def test_lists_and_arrays_are_told_to_be_tensors():
         total_variation(p.numpy(), p)
     with pytest.raises(TypeError, match="other must be a tensor, got list"):
         wasserstein_of_samples(torch.zeros(2), [0.0])
+
+
+def test_labels_in_a_list_are_named():
+    p = BernoulliPredictive.from_logits([torch.zeros(3)])
+    for targets, probs, name in (([0, 1, 0], p.mean, "targets"), (p.mean, [0.5] * 3, "mean_probs")):
+        with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+            classification_metrics(p, probs, targets)

@@ -52,7 +52,7 @@ def test_bars_are_in_their_order_with_short_names():
     rises = [("a" * 40, 2.0, 1.0, 3.0), ("b $x$", -0.1, -0.2, 0.1)]
     ax = drawn(importance_bars(rises, label="nll", title="t"))
     names = [text.get_text() for text in ax.get_yticklabels()]
-    assert names == ["a" * 25 + "\N{HORIZONTAL ELLIPSIS}", "b $x$"]
+    assert names == ["a" * 13 + "\N{HORIZONTAL ELLIPSIS}" + "a" * 12, "b $x$"]
     assert [bar.get_width() for bar in ax.patches] == [2.0, -0.1]
     (ends,) = ax.collections
     assert [segment[:, 0].tolist() for segment in ends.get_segments()] == [[1.0, 3.0], [-0.2, 0.1]]
@@ -68,6 +68,8 @@ def test_bars_are_in_their_order_with_short_names():
         ("2024-01-01", "2024-03-01", ["2024-01-01", "2024-01-31", "2024-03-01"]),
         ("2021-01-01", "2023-01-01", ["2021-01", "2022-01", "2023-01"]),
         ("1800-01-01", "2000-01-01", ["1800", "1900", "2000"]),
+        ("2022-01-08", "2022-01-09", ["2022-01-08 00:00", "2022-01-08 12:00", "2022-01-09 00:00"]),
+        ("2022-01-08", "2022-01-11", ["2022-01-08", "2022-01-10", "2022-01-11"]),
     ],
 )
 def test_dates_are_as_precise_as_needed(first, last, labels):
@@ -75,6 +77,12 @@ def test_dates_are_as_precise_as_needed(first, last, labels):
     axis = [ends[0], ends.mean(), ends[1]]
     ax = drawn(effect_along_axis(axis, [LINE], title="t", label="y", dates=True))
     assert [text.get_text() for text in ax.get_xticklabels()] == labels
+
+
+def test_columns_whose_names_begin_alike_are_told_apart():
+    rises = [(f"average_number_of_rooms_per_{of}", 0.5, 0.4, 0.6) for of in ("flat", "household")]
+    ax = drawn(importance_bars(rises, label="nll (nats)", title="Importance"))
+    assert len({text.get_text() for text in ax.get_yticklabels()}) == 2
 
 
 @pytest.mark.parametrize("level", ["a", "school", "secondary", "SECONDARY SCHOOL"])
@@ -89,6 +97,7 @@ def test_a_long_title_ends_within_the_picture(title, level):
     for figure in (
         effect_of_levels([level, "b", "c"], [LINE], title=title, label="y"),
         effect_along_axis([1, 2, 3], [LINE], title=title, label="price"),
+        importance_bars([(level, 0.5, 0.4, 0.6)], label="nll (nats)", title=f"{title} {title}"),
     ):
         texts = drawn(figure).findobj(Text)
         (shown,) = [text for text in texts if text.get_text().startswith(title[:9])]

@@ -185,6 +185,14 @@ def test_invalid_uncertainty_raises(value, message):
         epistemic_histogram(torch.ones(3), torch.ones(3), names=("inside",))
 
 
+def test_small_values_of_a_large_unit_are_told_apart():
+    inside, outside = torch.linspace(1e-8, 1e-7, 50), torch.linspace(1e-6, 2e-6, 50)
+    (ax,) = epistemic_histogram(inside, outside, label="variance (m²)").axes
+    first, second = (patch.get_data().values for patch in ax.patches[1::2])
+    assert first.sum() == pytest.approx(100.0)
+    assert not (first * second).any()
+
+
 def test_zero_uncertainty_can_be_drawn():
     epistemic_histogram(torch.zeros(5), torch.zeros(3))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from bayesify import BayesianModule, CategoricalLikelihood, Delta, GaussianLikelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
+from bayesify.metrics import regression_metrics
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.prediction import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    NegativeBinomialPredictive,
     NumericPredictive,
     OrdinalPredictive,
     PoissonPredictive,
@@ -357,3 +359,27 @@ def test_draws_take_any_seed_and_a_whole_number(p: NumericPredictive) -> None:
     assert not torch.equal(p.simulate(50, seed=-1), p.simulate(50, seed=1))
     with pytest.raises(TypeError, match=r"num_draws must be a whole number, got 2\.5"):
         p.simulate(2.5)  # type: ignore[arg-type]
+
+
+def poisson(rates: Tensor) -> NumericPredictive:
+    return PoissonPredictive(rates)
+
+
+def negative_binomial(rates: Tensor) -> NumericPredictive:
+    return NegativeBinomialPredictive(rates, 0.5 * rates.exp().mean())
+
+
+@pytest.mark.parametrize("made", [poisson, negative_binomial])
+def test_counts_in_a_loop_that_has_gradients(made: Callable[[Tensor], NumericPredictive]) -> None:
+    rates = torch.randn(3, 4, requires_grad=True)
+    p, alone = made(rates), made(rates.detach())
+    assert torch.equal(p.simulate(5), alone.simulate(5))
+    assert regression_metrics(p, torch.ones(4)) == regression_metrics(alone, torch.ones(4))
+
+
+def test_numbers_must_be_floating_point() -> None:
+    """In integers the noise and the probabilities would be cut."""
+    with pytest.raises(TypeError, match=r"log_rates must be floating-point numbers, got torch.int"):
+        PoissonPredictive(torch.tensor([[1], [2]]))
+    with pytest.raises(TypeError, match=r"means must be .*use means\.float\(\)"):
+        GaussianPredictive(torch.tensor([[10], [10]]), torch.tensor(1.5))

@@ -155,7 +155,7 @@ def reliability(probs: Tensor, targets: Tensor, num_bins: int = 15) -> Reliabili
         ([0, 2], 0.8, 0.5)
     """
     check_probabilities(probs, targets, num_bins=num_bins)
-    return _binned(probs, targets, torch.linspace(0.0, 1.0, num_bins + 1, dtype=torch.float64))
+    return _binned(probs, targets, torch.arange(num_bins + 1, dtype=torch.float64) / num_bins)
 
 
 def _confidence(probs: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,8 +166,10 @@ def _confidence(probs: Tensor) -> tuple[Tensor, Tensor]:
 def _binned(probs: Tensor, targets: Tensor, edges: Tensor) -> Reliability:
     confidence, predicted = _confidence(probs)
     num_bins = len(edges) - 1
+    # In the dtype of the probabilities, as .9 of float32 is less than .9 of float64.
+    limits = edges.to(probs.dtype).double()
     # A confidence of 1, or above by rounding, belongs to the last bin.
-    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp_max(num_bins - 1)
+    index = (torch.bucketize(confidence, limits, right=True) - 1).clamp_max(num_bins - 1)
     counts = torch.bincount(index, minlength=num_bins)
     sums = torch.zeros(2, num_bins, dtype=torch.float64)
     sums[0].index_add_(0, index, confidence)

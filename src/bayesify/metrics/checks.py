@@ -15,15 +15,22 @@ __all__ = ["check_probabilities", "torchmetrics_function"]
 
 
 def check_probabilities(
-    probs: Tensor, targets: Tensor, *, logarithms: bool = False, num_bins: int = 1
+    probs: Tensor,
+    targets: Tensor,
+    *,
+    logarithms: bool = False,
+    num_bins: int = 1,
+    name: str | None = None,
 ) -> None:
     """Check that ``probs`` are class probabilities and ``targets`` class indices.
+
+    Errors call the probabilities by ``name``; None stands for ``probs`` or ``log_probs``.
 
     Raises:
         TypeError: one is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
     """
-    name = "log_probs" if logarithms else "probs"
+    name = name or ("log_probs" if logarithms else "probs")
     check_tensors(**{name: probs, "targets": targets})
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
         raise ValueError(

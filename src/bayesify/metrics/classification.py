@@ -14,6 +14,7 @@ from bayesify.metrics.calibration import expected_calibration_error
 from bayesify.metrics.checks import check_probabilities
 from bayesify.prediction import BernoulliPredictive, CategoricalPredictive, Predictive
 from bayesify.prediction.bernoulli import check_labels
+from bayesify.prediction.checks import check_tensors
 
 __all__ = ["brier", "classification_metrics", "error_percent", "nll"]
 
@@ -37,6 +38,7 @@ def error_percent(probs: Tensor, targets: Tensor) -> float:
     return 100.0 * float((probs.argmax(-1) != targets).double().mean())
 
 
+@torch.no_grad()
 def nll(log_probs: Tensor, targets: Tensor) -> float:
     """Return -log p(target), averaged over the examples, in nats per example.
 
@@ -58,6 +60,7 @@ def nll(log_probs: Tensor, targets: Tensor) -> float:
     return -float(log_probs.gather(-1, targets.unsqueeze(-1)).double().mean())
 
 
+@torch.no_grad()
 def brier(probs: Tensor, targets: Tensor) -> float:
     """Return the squared error summed over classes and averaged over examples, from 0 to 2.
 
@@ -79,6 +82,7 @@ def brier(probs: Tensor, targets: Tensor) -> float:
     return float(difference.square().sum(-1).mean())
 
 
+@torch.no_grad()
 def classification_metrics(
     predictive: Predictive, mean_probs: Tensor, targets: Tensor
 ) -> dict[str, float]:
@@ -96,7 +100,7 @@ def classification_metrics(
         ``nll`` in nats per example, ``brier`` (from 0 to 2) and ``ece`` (from 0 to 1).
 
     Raises:
-        TypeError: the predictive distribution is not over classes.
+        TypeError: the predictive distribution is not over classes, or an argument is no tensor.
         ValueError: shapes, dtypes or values are invalid.
 
     Example:
@@ -104,6 +108,7 @@ def classification_metrics(
         >>> sorted(classification_metrics(p, p.mean, torch.tensor([0, 1])))
         ['brier', 'ece', 'error_mean_weights', 'error_predictive', 'nll']
     """
+    check_tensors(targets=targets, mean_probs=mean_probs)
     if isinstance(predictive, BernoulliPredictive):
         if not targets.shape == mean_probs.shape == predictive.log_mean.shape[:-1]:
             raise ValueError(

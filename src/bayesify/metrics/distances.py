@@ -37,6 +37,7 @@ def agreement(probs: Tensor, other: Tensor) -> float:
     return 100.0 * float((probs.argmax(-1) == other.argmax(-1)).double().mean())
 
 
+@torch.no_grad()
 def total_variation(probs: Tensor, other: Tensor) -> float:
     """Return half the L1 distance of class probabilities, averaged over examples, from 0 to 1.
 
@@ -71,7 +72,8 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
 
     Raises:
         TypeError: an argument is no tensor.
-        ValueError: there is no sample, the shapes of the components differ, or a sample is nan.
+        ValueError: there is no sample, the shapes of the components differ, or a sample is not
+            finite.
 
     Example:
         >>> wasserstein_of_samples(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 2.0, 3.0, 3.0]))
@@ -85,8 +87,12 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
             f"same components, got {tuple(samples.shape)} and {tuple(other.shape)}"
         )
     both = torch.cat([samples, other]).double()
-    if bool(both.isnan().any()):
-        raise ValueError(f"samples must not be nan, got {int(both.isnan().sum())} of them")
+    wrong = ~both.isfinite()
+    if bool(wrong.any()):
+        raise ValueError(
+            f"samples must be finite, got {both[wrong][0].item()} for {int(wrong.sum())} of "
+            f"{both.numel()}; leave them out"
+        )
     ordered, order = both.sort(0)
     # The steps of F - G at the ordered samples; its value is constant between two of them.
     weights = both.new_full((len(both),), -1.0 / len(other))
@@ -94,6 +100,7 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
     return (weights[order].cumsum(0)[:-1].abs() * ordered.diff(dim=0)).sum(0)
 
 
+@torch.no_grad()
 def wasserstein(
     predictive: NumericPredictive, other: NumericPredictive, *, num_quantiles: int = 100
 ) -> float:
@@ -163,5 +170,5 @@ def _check_pair(probs: Tensor, other: Tensor) -> None:
             f"the probabilities must have one shape (N, K), got {tuple(probs.shape)} and "
             f"{tuple(other.shape)}"
         )
-    for each in (probs, other):
-        check_probabilities(each, each.argmax(-1))
+    for name, each in (("probs", probs), ("other", other)):
+        check_probabilities(each, each.argmax(-1), name=name)

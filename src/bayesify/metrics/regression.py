@@ -19,6 +19,7 @@ _NUM_DRAWS = 1000
 _MAX_HELD = 10_000_000
 
 
+@torch.no_grad()
 def crps(predictive: NumericPredictive, targets: Tensor) -> float:
     """Return the mean continuous ranked probability score in the target's unit.
 
@@ -103,6 +104,7 @@ def interval_coverage(predictive: NumericPredictive, targets: Tensor, level: flo
     return _covered(predictive.interval(level), targets)
 
 
+@torch.no_grad()
 def interval_width(predictive: NumericPredictive, level: float) -> float:
     """Return the mean width of the equal-tailed intervals in the target's unit.
 
@@ -121,6 +123,7 @@ def interval_width(predictive: NumericPredictive, level: float) -> float:
     return _width(predictive.interval(level))
 
 
+@torch.no_grad()
 def regression_metrics(predictive: Predictive, targets: Tensor) -> dict[str, float]:
     """Return the metrics that every regression reports.
 

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bayesify.metrics import Reliability
 from bayesify.plots.style import (
     COLOURS,
     Floats,
     Record,
+    TickFormatter,
     compact,
     plain,
     scale_y,
@@ -157,7 +158,7 @@ def reliability_diagram(reliability: Reliability, ece: float) -> Figure:
     bottom.set_ylim(0.7, 3.0 * n.max())
     bottom.yaxis.set_major_locator(LogLocator(numticks=5))
     bottom.yaxis.set_minor_locator(NullLocator())
-    bottom.yaxis.set_major_formatter(FuncFormatter(plain))
+    bottom.yaxis.set_major_formatter(TickFormatter(plain))
     bottom.set(xlabel="confidence: probability of the predicted class", ylabel="examples")
     return figure
 
@@ -219,7 +220,7 @@ def pruning_curve(
     if len(sizes):
         axes[1].plot(*sizes.T, "o-", color=COLOURS["green"], ms=4.5)
         axes[1].set(ylabel="size on disk (bytes)")
-        scale_y(axes[1], sizes[:, 1], FuncFormatter(lambda value, _: compact(value)))
+        scale_y(axes[1], sizes[:, 1], TickFormatter(lambda value, _: compact(value)))
 
     bottom = axes[-1]
     bottom.set_xlabel("share of the weights removed, and how many are left")

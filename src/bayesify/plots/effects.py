@@ -10,14 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from bayesify.plots.style import COLOURS, legend_label, shortened, styled, tick
+from bayesify.plots.style import COLOURS, TickFormatter, legend_label, shortened, styled, tick
 
 __all__ = ["EffectLine", "effect_along_axis", "effect_of_levels", "importance_bars"]
 
 #: Widths in inches; a phone shows the effects at their full size.
 _EFFECT_WIDTH, _IMPORTANCE_WIDTH = 3.1, 4.8
+_MINUTES = 24 * 60  #: of a day
 _LINES = ("blue", "vermillion", "green", "purple")
 
 
@@ -72,11 +73,12 @@ def importance_bars(
     ax.barh(places, values, height=0.62, color=COLOURS["sky"], alpha=0.55)
     ax.hlines(places, low, high, color=COLOURS["ink"], lw=1.3)
     ax.plot(values, places, "o", ms=4, color=COLOURS["blue"])
-    ax.set(ylim=(len(names) - 0.4, -0.6), xlabel=label, title=title)
-    ax.set_yticks(places, [shortened(name) for name in names.tolist()])
+    ax.set(ylim=(len(names) - 0.4, -0.6), xlabel=shortened(label, 40), title=title)
+    ax.set_yticks(places, [shortened(name, end=12) for name in names.tolist()])
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    ax.xaxis.set_major_formatter(FuncFormatter(tick))
+    ax.xaxis.set_major_formatter(TickFormatter(tick))
+    _shorten_title(figure, ax)
     return figure
 
 
@@ -139,9 +141,9 @@ def effect_along_axis(
         ax.set_xticks(places, labels)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        ax.xaxis.set_major_formatter(FuncFormatter(tick))
+        ax.xaxis.set_major_formatter(TickFormatter(tick))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6))
-    ax.yaxis.set_major_formatter(FuncFormatter(tick))
+    ax.yaxis.set_major_formatter(TickFormatter(tick))
     _legend(figure, lines)
     _shorten_title(figure, ax)
     return figure
@@ -190,7 +192,7 @@ def effect_of_levels(
     ax.set_yticks(places, names)
     ax.grid(visible=False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    ax.xaxis.set_major_formatter(FuncFormatter(tick))
+    ax.xaxis.set_major_formatter(TickFormatter(tick))
     _legend(figure, lines)
     _shorten_title(figure, ax)
     return figure
@@ -199,7 +201,11 @@ def effect_of_levels(
 def _date_ticks(days: Sequence[float]) -> tuple[list[float], list[str]]:
     """Return the first, the middle and the last day, each with a text of the precision needed."""
     first, last = days[0], days[-1]
-    places = [first, 0.5 * (first + last), last]
+    if last - first < 2.0:
+        places = [first, 0.5 * (first + last), last]
+        times = np.round(np.array(places) * _MINUTES).astype("datetime64[m]")
+        return places, [str(time).replace("T", " ") for time in times]
+    places = [first, float(round(0.5 * (first + last))), last]
     unit = "Y" if last - first > 3000.0 else "M" if last - first > 150.0 else "D"
     known = np.round(places).astype("datetime64[D]")
     return places, [str(text) for text in known.astype(f"datetime64[{unit}]")]

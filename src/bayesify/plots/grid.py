@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
 
-from bayesify.plots.style import COLOURS, plain, styled
+from bayesify.plots.style import COLOURS, TickFormatter, plain, styled
 
 __all__ = ["Mark", "grid_lines"]
 
@@ -88,9 +88,9 @@ def grid_lines(
                     zorder=4,
                 )
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FuncFormatter(plain))
+        ax.xaxis.set_major_formatter(TickFormatter(plain))
         ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.yaxis.set_major_formatter(FuncFormatter(plain))
+        ax.yaxis.set_major_formatter(TickFormatter(plain))
         ax.set(title=title, xlabel=xlabel)
     axes[0].set_ylabel(ylabel)
     figure.legend(

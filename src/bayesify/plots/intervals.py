@@ -8,10 +8,10 @@ from statistics import NormalDist
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from bayesify.plots.style import COLOURS, Floats, shortened, styled, tick
+from bayesify.plots.style import COLOURS, Floats, TickFormatter, shortened, styled, tick
 
 __all__ = ["column_of", "interval_coverage", "predicted_against_true", "residuals"]
 
@@ -155,7 +155,7 @@ def predicted_against_true(
     ax.set_ylabel(f"predicted {shortened(name, 36)}{drawn}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=7))
-        axis.set_major_formatter(FuncFormatter(tick))
+        axis.set_major_formatter(TickFormatter(tick))
     ax.legend(loc="upper left")
     return figure
 
@@ -206,7 +206,7 @@ def residuals(mean: Tensor, targets: Tensor, *, name: str = "target") -> Figure:
     ax.set(title="Residuals", xlabel=label, ylabel=f"true - predicted{drawn}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=7))
-        axis.set_major_formatter(FuncFormatter(tick))
+        axis.set_major_formatter(TickFormatter(tick))
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure

@@ -8,9 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-from bayesify.plots.style import COLOURS, Floats, legend_label, log_locator, plain, styled
+from bayesify.plots.style import (
+    COLOURS,
+    Floats,
+    TickFormatter,
+    legend_label,
+    log_locator,
+    plain,
+    styled,
+)
 
 __all__ = ["RegretCurves", "cumulative_regret"]
 
@@ -79,7 +87,7 @@ def cumulative_regret(curves: Sequence[RegretCurves]) -> Figure:
     ax.yaxis.set_major_locator(log_locator(high / low))
     ax.yaxis.set_minor_locator(NullLocator())
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(plain))
+        axis.set_major_formatter(TickFormatter(plain))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
     ax.set_xlim(left=0)
     ax.set(

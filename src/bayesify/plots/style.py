@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ except ImportError as error:
     raise ImportError("figures need matplotlib; run pip install 'bayesify[cli]'") from error
 
 __all__ = [
-    *("COLOURS", "STYLE", "Floats", "Record"),
+    *("COLOURS", "STYLE", "Floats", "Record", "TickFormatter"),
     *("compact", "decibels", "legend_label", "log_locator", "plain", "scale_y", "shortened"),
     *("styled", "tick"),
 ]
@@ -80,19 +81,69 @@ STYLE: Any = {
     "ytick.labelsize": 8.5,
 }
 
+_UNITS = {"G": 1e9, "M": 1e6, "k": 1e3}
+#: Rounding of the places of ticks, relative to their values.
+_ROUNDING = 1e-10
+#: Digits by which any two numbers differ.
+_MOST_DIGITS = 17
 #: Stands before a label that begins with an underscore, which matplotlib would not show.
 _ZERO_WIDTH_SPACE = "\N{ZERO WIDTH SPACE}"
 #: Decorator that draws in ``STYLE`` and then restores matplotlib's settings.
 styled = mpl.rc_context(STYLE)
 
 
-def scale_y(ax: Axes, values: Floats, formatter: FuncFormatter | None = None) -> None:
+class TickFormatter(FuncFormatter):
+    """Format the ticks of an axis by a function, with more digits where its labels would be wrong.
+
+    A label may be off by a twentieth of the distance between two ticks.
+
+    Example:
+        >>> TickFormatter(plain).format_ticks([1012.0, 1013.0])
+        ['1,012', '1,013']
+        >>> TickFormatter(plain).format_ticks([1012.5, 1013.0])
+        ['1,012.5', '1,013']
+    """
+
+    def format_ticks(self, values: list[float]) -> list[str]:
+        """Return the labels of the ticks at these values."""
+        labels = super().format_ticks(values)
+        gaps = np.diff(np.unique(values))
+        if not len(gaps):
+            return labels
+        allowed = 0.05 * float(gaps.min())
+        largest = float(np.abs(values).max())
+        digits = max(4, 1 + math.floor(math.log10(largest))) if largest else 4
+        while digits <= _MOST_DIGITS and not _are_right(labels, values, allowed):
+            labels = [_signed(f"{abs(value):,.{digits}g}", value) for value in values]
+            digits += 1
+        return labels
+
+
+def _are_right(labels: Sequence[str], values: Sequence[float], allowed: float) -> bool:
+    return all(
+        abs(_number(label) - value) <= allowed + _ROUNDING * abs(value)
+        for label, value in zip(labels, values, strict=True)
+    )
+
+
+def _number(label: str) -> float:
+    """Return the number that a label shows: 1,500 or 350k."""
+    text = label.replace(",", "").replace("\N{MINUS SIGN}", "-")
+    factor = _UNITS.get(text[-1:], 1.0)
+    return float(text.rstrip("kMG")) * factor
+
+
+def _signed(text: str, value: float) -> str:
+    return f"\N{MINUS SIGN}{text}" if value < 0.0 else text
+
+
+def scale_y(ax: Axes, values: Floats, formatter: TickFormatter | None = None) -> None:
     """Set a logarithmic axis where the values span more than a factor of 5, else a linear one."""
     if values.size and values.min() > 0 and values.max() / values.min() > 5.0:
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(log_locator(values.max() / values.min()))
         ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(formatter or FuncFormatter(plain))
+    ax.yaxis.set_major_formatter(formatter or TickFormatter(plain))
 
 
 def log_locator(factor: float) -> LogLocator:
@@ -129,7 +180,7 @@ def compact(value: float) -> str:
     value = float(f"{value:.3g}")
     if value >= 1e12:
         return f"{value:g}"
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for unit, size in _UNITS.items():
         if value >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
@@ -138,7 +189,7 @@ def compact(value: float) -> str:
 def tick(value: float, _: object = None) -> str:
     """Format a tick in few characters: 0.25, 1,500, 350k, negative ones with a true minus sign."""
     text = plain(abs(value)) if abs(value) < 1e4 else compact(abs(value))
-    return f"\N{MINUS SIGN}{text}" if value < 0.0 else text
+    return _signed(text, value)
 
 
 def decibels(value: float) -> str:

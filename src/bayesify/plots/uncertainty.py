@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
 from bayesify.metrics import RiskCoverage
 from bayesify.plots.intervals import column_of
-from bayesify.plots.style import COLOURS, Floats, compact, legend_label, styled, tick
+from bayesify.plots.style import COLOURS, Floats, TickFormatter, compact, legend_label, styled, tick
 
 __all__ = [
     "epistemic_histogram",
@@ -20,8 +20,9 @@ __all__ = [
 ]
 
 _LOOKS = (("blue", "-"), ("vermillion", "-"), ("green", "-"), ("purple", "-"), ("orange", "-"))
-#: Smallest mutual information on the logarithmic axis; less counts as none.
-_LEAST_NATS = 1e-5
+#: Smallest value on the logarithmic axis, less counts as none: in nats, or relative to the largest
+#: value where all are small, as variances in a large unit are.
+_LEAST, _LEAST_SHARE = 1e-5, 1e-4
 
 
 @styled
@@ -73,7 +74,7 @@ def risk_coverage_curve(
     # A confident mistake starts a curve far above the rest. Leave room for the legend.
     top = min(1.15 * highest, 4.0 * whole) if whole > 0.0 else 1.15 * highest
     ax.set(xlim=(0, 101), ylim=(0.0, max(top, 1.5 * whole) or 1.0))
-    ax.yaxis.set_major_formatter(FuncFormatter(tick))
+    ax.yaxis.set_major_formatter(TickFormatter(tick))
     ax.set_title("Selective prediction")
     ax.legend(loc="upper left")
     return figure
@@ -141,9 +142,10 @@ def epistemic_histograms(
         for title, (inside, outside) in panels.items()
     }
     every = np.concatenate([part for pair in pairs.values() for part in pair])
-    high = max(float(every.max()), 10.0 * _LEAST_NATS)
+    high = float(every.max()) or 10.0 * _LEAST
     # Half a percent may lie left of the axis, because a few tiny values would fill most of it.
-    low = max(_LEAST_NATS, min(float(np.quantile(every, 0.005)), high / 10.0))
+    least = min(_LEAST, _LEAST_SHARE * high)
+    low = max(least, min(float(np.quantile(every, 0.005)), high / 10.0))
     edges = np.geomspace(low, high * 1.0001, 41)
     tall = 1.9 * len(pairs) if len(pairs) > 1 else 3.4
     figure = Figure(figsize=(6.8, tall + 0.7), layout="constrained")

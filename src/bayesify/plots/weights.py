@@ -10,11 +10,20 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from bayesify.distributions.priors import Prior
-from bayesify.plots.style import COLOURS, Floats, decibels, legend_label, plain, shortened, styled
+from bayesify.plots.style import (
+    COLOURS,
+    Floats,
+    TickFormatter,
+    decibels,
+    legend_label,
+    plain,
+    shortened,
+    styled,
+)
 
 __all__ = ["binned_densities", "snr_density_and_cdf", "weight_densities", "weight_posteriors"]
 
@@ -154,7 +163,7 @@ def _densities(densities: Mapping[str, Floats], bins: Floats) -> Figure:
     if max(peaks) > 8.0 * min(peaks) > 0.0 or any(spikes):
         ax.set_yscale("log")
         ax.set_ylim(bottom=1e-4 * max(peaks))
-        ax.yaxis.set_major_formatter(FuncFormatter(plain))
+        ax.yaxis.set_major_formatter(TickFormatter(plain))
         ax.yaxis.set_minor_locator(NullLocator())
     else:
         ax.set_ylim(bottom=0)

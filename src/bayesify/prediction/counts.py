@@ -126,7 +126,7 @@ class CountPredictive(NumericPredictive):
         _, index = choose_samples(self.log_rates, num_draws, seed)
         rates = self.log_rates.double().exp()
         _check_means(rates)
-        drawn = rates.gather(0, index).cpu().numpy()
+        drawn = rates.detach().gather(0, index).cpu().numpy()
         draws = self._draw(drawn, index, np.random.default_rng(seed % 2**64))
         return torch.from_numpy(draws).to(self.log_rates.device)
 
@@ -242,8 +242,8 @@ class NegativeBinomialPredictive(CountPredictive):
         index: Tensor,
         generator: np.random.Generator,
     ) -> npt.NDArray[np.int64]:
-        dispersion = self.dispersion.double().expand(self.log_rates.shape).gather(0, index).cpu()
-        shape = 1.0 / dispersion.numpy()
+        dispersion = self.dispersion.detach().double().expand(self.log_rates.shape)
+        shape = 1.0 / dispersion.gather(0, index).cpu().numpy()
         means = np.minimum(rates * generator.gamma(shape) / shape, _LARGEST)
         return generator.poisson(means)
 

@@ -31,6 +31,7 @@ class NumericPredictive(Predictive):
     the noise, can be broadcast to it.
 
     Raises:
+        TypeError: the first field is no floating-point tensor.
         ValueError: a shape is wrong.
 
     Example:
@@ -48,8 +49,15 @@ class NumericPredictive(Predictive):
     _fields: ClassVar[tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
-        first, shape = self._fields[0], tuple(self._components.shape)
+        """Check dtype and shapes."""
+        first = self._fields[0]
+        check_tensors(**{first: self._components})
+        if not self._components.is_floating_point():
+            raise TypeError(
+                f"{first} must be floating-point numbers, got {self._components.dtype}; use "
+                f"{first}.float()"
+            )
+        shape = tuple(self._components.shape)
         if len(shape) < 2 or shape[0] < 1:
             raise ValueError(
                 f"{first} must have shape (S, N, ...) with S of at least 1, got {shape}"
