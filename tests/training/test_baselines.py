@@ -112,6 +112,59 @@ def test_a_dropout_layer_that_is_read_and_not_called_is_on() -> None:
     assert [each.training for each in net.modules()] == modes
 
 
+class TwoPaths(nn.Module):
+    """Calls its dropout layer, or reads its p in training mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, x: Tensor, called: Tensor) -> Tensor:
+        if bool(called.any()):
+            dropped: Tensor = self.dropout(x)
+            return dropped
+        return nn.functional.dropout(x, self.dropout.p if self.training else 0.0)
+
+
+def test_a_prediction_does_not_depend_on_the_path_of_one_before() -> None:
+    called = torch.ones(len(X), 1)
+    dropout = MCDropout(TwoPaths(), CategoricalLikelihood())
+    first = dropout.predict((X, 0.0 * called), 20).epistemic
+    assert float(first.min()) > 1e-3
+    dropout.predict((X, called), 20)
+    assert torch.equal(dropout.predict((X, 0.0 * called), 20).epistemic, first)
+
+
+class LeftOver(nn.Module):
+    """Has a dropout layer that predictions do not use, and collects statistics in training mode."""
+
+    def __init__(self, *, auxiliary: bool = False) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Sequential(nn.Dropout(0.3)), nn.Dropout(0.5)
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+        self.auxiliary = auxiliary
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        outputs = self.last(nn.functional.dropout(self.used(x), 0.5, self.training))
+        return (outputs, self.unused(x)) if self.auxiliary and self.training else outputs
+
+
+@pytest.mark.parametrize("auxiliary", [False, True])
+def test_a_dropout_layer_that_is_not_used_turns_nothing_on(auxiliary: bool) -> None:
+    torch.manual_seed(0)
+    net = LeftOver(auxiliary=auxiliary).eval()
+    found = MCDropout(net, CategoricalLikelihood()).predict(X, 20, keep_samples=True)
+    assert not net.mean.any()
+    assert not net.training
+    alone = nn.Sequential(net.used, net.last).eval()
+    expected = MCDropout(alone, CategoricalLikelihood()).predict(X, 20, keep_samples=True)
+    assert torch.equal(found.mean, expected.mean)
+    assert type(net.unused) is nn.Dropout
+
+
 @loop_over(
     "net",
     [

@@ -152,3 +152,9 @@ def test_noise_of_the_network_and_masked_classes_do_not_count_as_mixing() -> Non
     ):
         bnn, x = at_prior(Mixing(mix)), torch.randn(40, 3)
         assert 0.0 <= sampled_error(bnn, x, torch.zeros(40).long(), num_samples=100) <= 100.0
+
+
+def test_examples_without_a_class_do_not_count_as_predicted_rightly() -> None:
+    bnn = at_prior(nn.Linear(3, 2), likelihood=bf.CategoricalLikelihood(ignore_index=-100))
+    with pytest.raises(ValueError, match=r"got a likelihood with ignore_index=-100; leave the"):
+        bf.PACBayesObjective(bnn, num_data=40)

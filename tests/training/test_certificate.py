@@ -81,8 +81,9 @@ def test_shares_out_of_range_have_no_divergence(wrong: float) -> None:
         binary_kl(0.5, wrong)
 
 
-def at_prior(net: nn.Module, std: float = 0.05) -> bf.BayesianModule:
-    return bf.BayesianModule(net, prior=bf.Gaussian(std), prior_mean="initial", init_std=std)
+def at_prior(net: nn.Module, std: float = 0.05, **options: Any) -> bf.BayesianModule:
+    prior = bf.Gaussian(std)
+    return bf.BayesianModule(net, prior=prior, prior_mean="initial", init_std=std, **options)
 
 
 def linear(count: int = 300) -> tuple[bf.BayesianModule, Tensor, Tensor]:
@@ -272,6 +273,9 @@ def test_bad_input_is_named() -> None:
             TypeError, match=r"targets must be a tensor, got ndarray; use torch.as_"
         ):
             call(bnn, x, y.numpy())
+    for indices in (None, {1, 2}):
+        with pytest.raises(TypeError, match=r"prior_indices must be a sequence .* pass \(\) for a"):
+            bf.certify(bnn, x, y, prior_indices=indices)  # type: ignore[arg-type]
     tokens = at_prior(nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"needs logits of shape \(N, K\)"):
         bf.certify(tokens, torch.randn(20, 3, 4), torch.zeros(20).long(), prior_indices=())

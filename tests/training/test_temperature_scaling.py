@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,19 @@ def test_the_temperature_minimises_the_nll() -> None:
         scaled = logit_temperature(scale * shifted.double(), TARGETS)
         assert scaled == pytest.approx(scale * found, rel=1e-9)
     assert logit_temperature(shifted + 5.0, TARGETS) == pytest.approx(found, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "words"),
+    [
+        (torch.zeros(2, 3), [0, 1], "targets must be a tensor, got list"),
+        (torch.zeros(2, 3).numpy(), torch.tensor([0, 1]), "logits must be a tensor, got ndarray"),
+        (torch.zeros(2, 3, dtype=torch.complex64), torch.tensor([0, 1]), "floating-point numbers"),
+    ],
+)
+def test_other_kinds_are_named(logits: Any, targets: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        logit_temperature(logits, targets)
 
 
 def test_scaling_recovers_the_temperature_of_the_targets() -> None:

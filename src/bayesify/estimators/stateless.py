@@ -111,15 +111,24 @@ def run_with(
     tensors: Mapping[str, Tensor],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
+    replaced: dict[str, Tensor] | None = None,
 ) -> Any:
-    """Run ``net`` with the given tensors in place of its random parameters."""
+    """Run ``net`` with the given tensors in place of its random parameters.
+
+    Tensors that the pass replaces by others, as a running mean may be, go into ``replaced``.
+    """
     if torch.compiler.is_compiling():  # with its own kind of recomputation
         with _without_flat_weights(net):
             return functional_call(net, dict(tensors), args, dict(kwargs), tie_weights=False)
     installed = partial(_installed, net, tensors)
     again = recomputable(installed) if torch.is_grad_enabled() else nullcontext()
     with again, installed():
-        return net(*args, **kwargs)
+        result = net(*args, **kwargs)
+        if replaced is not None:
+            held = {name: _held(net, name) for name in tensors}
+            replaced |= {name: each for name, each in held.items() if each is not tensors[name]}
+        return result
 
 
 @contextmanager
@@ -205,6 +214,11 @@ def _forget_flat_weights(module: nn.RNNBase) -> None:
 
 def _dead_reference() -> None:
     """Return None, as a weak reference to a deleted object does."""
+
+
+def _held(net: nn.Module, name: str) -> Any:
+    [(owner, leaf)] = _owners(net, (name,))
+    return _holding(owner, leaf)[leaf]
 
 
 def _holding(owner: nn.Module, leaf: str) -> dict[str, Any]:

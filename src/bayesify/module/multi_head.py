@@ -20,7 +20,8 @@ class MultiHead(nn.Module):
     Args:
         body: maps inputs to features; any module.
         heads: one module for each task, from features to outputs, all of the same shape. Each runs
-            on the examples of all tasks, so that none may normalise by the batch.
+            on the examples of all tasks, so that none may normalise by the batch, and each must be
+            finite on all of them: the gradient of an overflow, though it counts 0 times, is NaN.
 
     Raises:
         ValueError: there is no head, or one has batch normalisation or running statistics.

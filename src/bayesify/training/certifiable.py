@@ -63,6 +63,12 @@ def check_certifiable(bnn: BayesianModule, inputs: Inputs | None = None) -> None
             "a PAC-Bayes bound is on the error of a classifier, got the likelihood "
             f"{type(bnn.likelihood).__name__}; use CategoricalLikelihood"
         )
+    if bnn.likelihood.ignore_index is not None:
+        raise ValueError(
+            "a PAC-Bayes bound counts every example, got a likelihood with ignore_index="
+            f"{bnn.likelihood.ignore_index}; leave the examples without a class out, and use "
+            "CategoricalLikelihood()"
+        )
     if bnn.posterior.mask is not None:
         raise ValueError(
             "a PAC-Bayes bound needs a density of every weight, but some are removed: pruning "

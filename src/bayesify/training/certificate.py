@@ -258,7 +258,13 @@ def _without(prior_indices: Tensor | Sequence[int], count: int) -> Tensor:
         TypeError: the indices are neither integers nor a mask.
         ValueError: an index is out of range, or too few are left.
     """
-    seen = torch.as_tensor(prior_indices)
+    try:
+        seen = torch.as_tensor(prior_indices)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            "prior_indices must be a sequence or a tensor of integers, or a mask, got "
+            f"{prior_indices!r:.60}; pass () for a prior that has seen no data"
+        ) from error
     if seen.dtype == torch.bool:
         if seen.shape != (count,):
             raise ValueError(

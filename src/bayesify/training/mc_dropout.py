@@ -7,7 +7,7 @@ has weight 0: ``ELBO(BayesianModule(net, posterior=Delta), num_data=N, temperatu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
-from bayesify.estimators.network_state import evaluation_mode
+from bayesify.estimators.network_state import evaluation_mode, snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import (
     WHOLE,
@@ -111,7 +112,6 @@ class MCDropout:
         if output is None and isinstance(net, BayesianModule):
             self.output = net.output
         self.seed = seed
-        self._readers: list[nn.Module] | None = None
 
     @torch.no_grad()
     def predict(
@@ -157,12 +157,10 @@ class MCDropout:
             self.output,
         )
         turn = self.net.in_turn() if isinstance(self.net, BayesianModule) else nullcontext()
-        with _TURNS.taken(), turn, kept_generators(), evaluation_mode(net):
+        with _TURNS.taken(), turn, kept_generators(), evaluation_mode(net), _kept_buffers(net):
             for module in _dropout_modules(net):
                 module.training = True
-            if self._readers is None:
-                self._readers = _readers_of_dropout(net, outputs)
-            for module in self._readers:
+            for module in _readers_of_dropout(net, outputs):
                 module.training = True
             return predictive_of(self.likelihood, outputs, keep_samples=keep_samples)
 
@@ -184,6 +182,14 @@ class _DropoutOutputs:
 
     def __len__(self) -> int:
         return self._num_samples
+
+    def run_once(self) -> None:
+        """Run one pass over all inputs, whatever it returns."""
+        passes = Repeated(num_batches(self._inputs, self._batch_size))
+        for args, kwargs in batches_of(self._inputs, self._batch_size):
+            args, kwargs = passes.take((args, kwargs))
+            with UnfusedAttention():
+                self._run(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Tensor]:
         passes = Repeated(num_batches(self._inputs, self._batch_size))
@@ -221,14 +227,56 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
 
 
 def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Module]:
-    """Return the modules with a dropout layer that a pass does not call: they read its p."""
+    """Return the modules that read the p of a dropout layer of theirs, which they do not call."""
     unused = {each for each in _dropout_modules(net) if isinstance(each, _DropoutNd)}
-    with ExitStack() as hooks:
+    read: set[nn.Module] = set()
+    with ExitStack() as stack:
         for layer in list(unused):
             called = layer.register_forward_pre_hook(lambda each, _: unused.discard(each))
-            hooks.callback(called.remove)
-        next(iter(outputs))
-    return [owner for owner in net.modules() if not unused.isdisjoint(owner.children())]
+            stack.callback(called.remove)
+        outputs.run_once()
+        # Some read it in training mode only. A layer may also be left over, or of training alone.
+        owners = [owner for owner in net.modules() if not unused.isdisjoint(owner.children())]
+        if not owners:
+            return []
+        for layer in list(unused):
+            stack.enter_context(_noted_reads(layer, read))
+        for owner in owners:
+            owner.training = True
+            stack.callback(setattr, owner, "training", False)
+        try:
+            outputs.run_once()
+        except Exception as error:  # as of a network that needs targets in training mode
+            if is_out_of_memory(error):
+                raise
+    read &= unused
+    return [owner for owner in owners if not read.isdisjoint(owner.children())]
+
+
+@contextmanager
+def _noted_reads(layer: nn.Module, read: set[nn.Module]) -> Iterator[None]:
+    """Add the layer to ``read`` when its p is read within the block."""
+
+    def p(self: nn.Module) -> Any:
+        read.add(self)
+        return vars(self)["p"]
+
+    kind = type(layer)
+    layer.__class__ = type(kind.__name__, (kind,), {"p": property(p)})
+    try:
+        yield
+    finally:
+        layer.__class__ = kind
+
+
+@contextmanager
+def _kept_buffers(net: nn.Module) -> Iterator[None]:
+    """Restore the buffers on exit: a module that reads the p of a layer is in training mode."""
+    undo = snapshot(net)
+    try:
+        yield
+    finally:
+        undo()
 
 
 def _device_of(net: nn.Module) -> torch.device | None:

@@ -53,6 +53,10 @@ def fit_replicas(
     priors, initial values, temperatures and learning rates may differ. Where one network is too
     small for the machine, as on a GPU, K of them take little more time than one.
 
+    One forward pass computes the outputs of all, by ``torch.vmap``. Networks that differ in an
+    attribute or a hook of a module, whose pass sets an attribute that is no buffer, or that have
+    recurrent layers or branches on numbers are trained one by one, by ``fit``.
+
     Args:
         elbos: one objective for each network, with one weight sample a step.
         train_loader: minibatches for all, or a sequence of K loaders with minibatches of equal
@@ -81,7 +85,8 @@ def fit_replicas(
     Raises:
         TypeError: ``optimizer`` or ``scheduler`` is an object that is made already; see also
             ``fit``.
-        ValueError: the networks or the loaders do not go together; see also ``fit``.
+        ValueError: the networks or the loaders do not go together, or the networks cannot be run at
+            once; see also ``fit``.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: a loss or a parameter is NaN or infinite.
         RuntimeError: gradients are switched off, as within ``torch.no_grad()``.

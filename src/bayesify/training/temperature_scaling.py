@@ -7,6 +7,8 @@ import sys
 import torch
 from torch import Tensor
 
+from bayesify.prediction.checks import check_logits, check_tensors
+
 __all__ = ["logit_temperature"]
 
 #: Halvings of an interval, after which it is below the rounding of float32.
@@ -24,6 +26,7 @@ def logit_temperature(logits: Tensor, targets: Tensor) -> float:
         targets: class indices, shape (N,), dtype int64.
 
     Raises:
+        TypeError: an argument is no tensor, or the logits are no floating-point numbers.
         ValueError: shapes or values are invalid; or no temperature is best, because every example
             has its largest logit at its target, so that the nll falls as T approaches 0, or because
             the logits are no better than chance, so that it falls as T grows.
@@ -33,6 +36,8 @@ def logit_temperature(logits: Tensor, targets: Tensor) -> float:
         >>> round(logit_temperature(logits, torch.tensor([0, 0, 1, 1])), 3)
         9.102
     """
+    check_tensors(logits=logits, targets=targets)
+    check_logits(logits)
     if logits.dim() != 2 or targets.shape != logits.shape[:1] or not len(targets):
         raise ValueError(
             f"logits must have shape (N, K) and targets (N,), got {tuple(logits.shape)} and "

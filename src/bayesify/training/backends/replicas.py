@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
-from bayesify.estimators.network_state import snapshot
-from bayesify.module.bayesian import BayesianModule
+from bayesify.estimators.network_state import modules_of, snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
+from bayesify.training.backends.alike import computed_names, difference
 from bayesify.training.backends.backend import (
     NOISE_OF,
     BackendName,
@@ -48,6 +51,10 @@ from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind
 
 __all__ = ["ReplicaBackend"]
+
+#: What errors of networks that cannot be run over a leading axis have in common.
+_OF_VMAP = re.compile(r"vmap|atching rule|escaped")
+_MISSING = object()
 
 
 class ReplicaBackend:
@@ -82,6 +89,21 @@ class ReplicaBackend:
         _check(elbos, optimizers)
         reason = _why_no_kernel(elbos, optimizers, backend, noise)
         self._elbos = list(elbos)
+        self._shared: dict[str, Tensor] = {}
+        try:
+            self._prepare(optimizers, backend, noise, reason)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(
+        self,
+        optimizers: Sequence[Optimizer],
+        backend: BackendName,
+        noise: Noise | None,
+        reason: str | None,
+    ) -> None:
+        elbos = self._elbos
         self._first = first = elbos[0].bnn
         self._kind = leaf_kind(first.estimator)
         self._means: dict[str, Tensor] = {}
@@ -96,7 +118,6 @@ class ReplicaBackend:
                 updater = KernelUpdates(elbos, optimizers, leaf)
             except CompilerError as error:
                 if backend != "auto" or noise is not None:
-                    self.release()
                     raise
                 reason = str(error)
         if updater is None:
@@ -110,7 +131,16 @@ class ReplicaBackend:
         )
         self._leaves = leaf_views(first.layout, leaf)
         nets = [elbo.bnn.net for elbo in elbos]
-        self._own = [_slots(net, "_parameters") for net in nets]
+        every = [_slots(net, "_parameters") for net in nets]
+        self._shared = {
+            name: tensor
+            for name, tensor in every[0].items()
+            if _is_shared([each[name] for each in every])
+        }
+        self._own = [
+            {name: each for name, each in slots.items() if name not in self._shared}
+            for slots in every
+        ]
         self._rest = _stacked(self._own)
         self._buffers = _stacked([_slots(net, "_buffers") for net in nets])
         for name, tensor in self._rest.items():
@@ -172,10 +202,12 @@ class ReplicaBackend:
 
     def release(self) -> None:
         """Give each network tensors of its own again."""
+        shared = {tensor.data_ptr() for tensor in self._shared.values()}
         for elbo in self._elbos:
             net, mean = elbo.bnn.net, elbo.bnn.posterior.mean
             for tensor in (mean, *net.parameters(), *net.buffers()):
-                tensor.data = tensor.data.clone()
+                if tensor.data_ptr() not in shared:
+                    tensor.data = tensor.data.clone()
 
     def _check_moments(self) -> None:
         """Raise ValueError where the leaves, views of the means, are not what a pass needs."""
@@ -195,7 +227,8 @@ class ReplicaBackend:
         for tensor in tensors:
             tensor.grad = None
         if nll.requires_grad:  # not where a pass used no weight at all
-            nll.backward()
+            with _explained_errors():
+                nll.backward()
         for name, tensor in self._rest.items():
             if tensor.grad is not None:
                 for own, gradient in zip(self._own, tensor.grad, strict=True):
@@ -230,19 +263,34 @@ class ReplicaBackend:
             others: Mapping[str, Tensor],
             args: tuple[Any, ...],
             kwargs: Mapping[str, Any],
-        ) -> Tensor:
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            net, replaced = self._first.net, dict[str, Tensor]()
+
             def forward(tensors: Mapping[str, Tensor]) -> Any:
-                given = {**self._first.placed(tensors), **others}
-                return stateless.run_with(self._first.net, given, args, kwargs)
+                given = {**self._first.placed(tensors), **self._shared, **others}
+                return stateless.run_with(net, given, args, kwargs, replaced=replaced)
 
             if not means:
-                return self._first.tensor_of(forward(leaves))
+                return self._first.tensor_of(forward(leaves)), replaced
             key = DrawnKey(0, Stream.TRAINING, 0, noise)
-            return self._run_estimator(forward, names, key, means, leaves, args, kwargs)
+            outputs = self._run_estimator(forward, names, key, means, leaves, args, kwargs)
+            return outputs, replaced
 
         run_all = torch.vmap(run, in_dims=(0, 0, 0, 0, data, data), randomness="different")
         others = {**self._rest, **self._buffers}
-        outputs: Tensor = run_all(self._leaves, self._means, noise, others, args, kwargs)
+        with _explained_errors(), _unchanged_attributes(self._first.net):
+            outputs, replaced = run_all(self._leaves, self._means, noise, others, args, kwargs)
+        with torch.no_grad():
+            for name, buffer in replaced.items():
+                held = self._buffers[name]
+                if buffer.shape != held.shape:
+                    raise ValueError(
+                        f"the networks cannot be run at once: a forward pass gives the buffer "
+                        f"{name!r} of shape {tuple(held.shape[1:])} the shape "
+                        f"{tuple(buffer.shape[1:])}; train each by fit"
+                    )
+                held.copy_(buffer)
+        assert isinstance(outputs, Tensor)
         return outputs
 
     def _run_estimator(
@@ -380,23 +428,52 @@ def _slots(net: nn.Module, kind: str) -> dict[str, Tensor]:
     }
 
 
-def _likeness(bnn: BayesianModule) -> tuple[object, ...]:
-    mean = bnn.posterior.mean
-    kind = type(bnn.weight_prior), type(bnn.likelihood)
-    return (
-        *(bnn.layout, str(bnn.net), _settings(bnn.net), bnn.estimator, bnn.output),
-        getattr(bnn.posterior, "family", None),
-        *(mean.dtype, mean.device, *kind),
-    )
+def _is_shared(tensors: Sequence[Tensor]) -> bool:
+    """Whether no network trains these and they are one memory, as those of a pretrained body."""
+    places = {(each.data_ptr(), each.shape, each.stride()) for each in tensors}
+    return len(places) == 1 and not any(each.requires_grad for each in tensors)
 
 
-def _settings(net: nn.Module) -> list[dict[str, object]]:
-    """The plain attributes of each module, which decide what it does and ``str`` may not show."""
-    kinds = (bool, int, float, str, tuple, type(None))
-    return [
-        {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
-        for module in net.modules()
-    ]
+@contextmanager
+def _explained_errors() -> Iterator[None]:
+    """Turn errors of torch.vmap, which ask for reports to PyTorch, into a ValueError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error) or not _OF_VMAP.search(str(error)):
+            raise
+        raise ValueError(
+            "the networks cannot be run at once, as a pass has an operation, or a branch that "
+            "depends on numbers, that torch.vmap does not support; train each by fit "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+@contextmanager
+def _unchanged_attributes(net: nn.Module) -> Iterator[None]:
+    """Raise ValueError where the block sets an attribute, which would be that of one network.
+
+    Attributes are restored, as they may hold tensors of all networks at once.
+    """
+    modules = modules_of(net)
+    before = [(dict(vars(module)), dict(module._buffers)) for module in modules]
+    yield
+    for module, held in zip(modules, before, strict=True):
+        changed: list[str] = []
+        for now, then in zip((vars(module), module._buffers), held, strict=True):
+            names = [name for name in now if now[name] is not then.get(name, _MISSING)]
+            if names:
+                now.clear()
+                now.update(then)
+            changed += names
+        computed = computed_names(module)
+        own = [name for name in changed if name not in computed]
+        if own:
+            raise ValueError(
+                f"the networks cannot be run at once: a forward pass sets {own[0]!r} of its "
+                f"{type(module).__name__}, which holds no tensor of each network before; register "
+                "a buffer, or train each network by fit"
+            )
 
 
 def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
@@ -421,8 +498,10 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
             reason = f"it is pruned, which {type(bnn.estimator).__name__} does not support here"
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")
-        if _likeness(bnn) != _likeness(first):
+        differs = difference(first, bnn)
+        if differs is not None:
             raise ValueError(
-                f"the networks must be of one architecture, with one estimator, on one device, "
-                f"with priors of one kind, but network {number} differs from network 0"
+                "the networks must be of one architecture, with one estimator, on one device, "
+                f"with priors of one kind, but network {number} differs from network 0 in "
+                f"{differs}; train each by fit"
             )

@@ -1,0 +1,181 @@
+"""fit_replicas: what the forward pass of one network must not decide for the others."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import bayesify as bf
+from bayesify.datasets import TensorLoader
+from bayesify.training import fit_replicas
+
+pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) + 3.0
+Y = (2.0 * X[:, 0]).sin().gt(0.0).long()
+
+
+class Net(nn.Module):
+    """A network with attributes of all kinds."""
+
+    def __init__(self, act: Any = torch.tanh, scale: Tensor | None = None, **settings: Any) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.act = act
+        self.register_buffer("scale", scale)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.b(self.act(self.a(x - self.settings.get("mean", 0.0))))
+        return outputs if self.scale is None else outputs * self.scale
+
+
+def made(*nets: nn.Module) -> list[bf.ELBO]:
+    bnns = [bf.BayesianModule(net, seed=k) for k, net in enumerate(nets)]
+    return [bf.ELBO(bnn, num_data=len(X)) for bnn in bnns]
+
+
+def trained(elbos: list[bf.ELBO]) -> list[bf.ELBO]:
+    options: Any = {"epochs": 3, "lr": 0.02, "backend": "autograd", "progress": False}
+    fit_replicas(elbos, TensorLoader(X, Y, 16), **options)
+    return elbos
+
+
+def alone(elbos: list[bf.ELBO]) -> list[bf.ELBO]:
+    options: Any = {"epochs": 3, "lr": 0.02, "backend": "autograd", "progress": False}
+    for elbo in elbos:
+        bf.fit(elbo, TensorLoader(X, Y, 16), **options)
+    return elbos
+
+
+def with_hook(net: nn.Module, factor: float) -> nn.Module:
+    net.a.register_forward_hook(lambda _, args, out: out * factor)  # noqa: ARG005
+    return net
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        (lambda: Net(torch.sin), "the attribute 'act' of its Net"),
+        (lambda: Net(functools.partial(nn.functional.leaky_relu, negative_slope=0.3)), "'act'"),
+        (lambda: Net(mean=X.mean(0)), "the attribute 'settings'"),
+        (lambda: Net(scale=torch.tensor(5.0)), "the buffer 'scale' of its Net"),
+        (lambda: with_hook(Net(), 2.0), "the attribute '_forward_hooks' of its Linear"),
+    ],
+)
+def test_networks_that_compute_something_else_are_refused(
+    other: Callable[[], nn.Module], name: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"network 1 differs from network 0 in .*{name}.*by fit"):
+        trained(made(Net(), other()))
+    with pytest.raises(ValueError, match="network 1 differs"):
+        trained(made(other(), Net()))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Net(lambda x: x.relu() + 1.0),
+        lambda: Net(functools.partial(nn.functional.leaky_relu, negative_slope=0.3)),
+        lambda: Net(mean=X.mean(0).clone(), weights=[1.0, float("nan")]),
+        lambda: with_hook(Net(scale=torch.tensor(2.0)), 2.0),
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU()),
+    ],
+)
+def test_equal_attributes_of_networks_of_their_own_are_no_difference(
+    make: Callable[[], nn.Module],
+) -> None:
+    nets = [make(), make()]
+    if isinstance(nets[0], nn.Sequential):
+        for net in nets:
+            net.append(nn.Linear(8, 2))
+    together, each = trained(made(*copy.deepcopy(nets))), alone(made(*nets))
+    for one, other in zip(together, each, strict=True):
+        torch.testing.assert_close(one.bnn.posterior.mean, other.bnn.posterior.mean)
+
+
+class Running(nn.Module):
+    """Centres its inputs by a running mean that a pass replaces, or that is no buffer."""
+
+    def __init__(self, *, is_buffer: bool = True, starts: bool = True) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+        start = torch.zeros(4) if starts else None
+        if is_buffer:
+            self.register_buffer("mean", start)
+        else:
+            self.mean = start
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            before = torch.zeros(4) if self.mean is None else self.mean
+            self.mean = 0.9 * before + 0.1 * x.mean(0)
+        outputs: Tensor = self.last(x - (0.0 if self.mean is None else self.mean))
+        return outputs
+
+
+def test_a_buffer_that_a_pass_replaces_is_kept() -> None:
+    torch.manual_seed(0)
+    nets = [Running(), Running()]
+    together, each = trained(made(*copy.deepcopy(nets))), alone(made(*nets))
+    for one, other in zip(together, each, strict=True):
+        assert float(one.bnn.net.mean[0]) > 2.0
+        torch.testing.assert_close(one.bnn.net.mean, other.bnn.net.mean)
+        torch.testing.assert_close(one.bnn.posterior.mean, other.bnn.posterior.mean)
+
+
+@pytest.mark.parametrize("options", [{"is_buffer": False}, {"starts": False}])
+def test_what_a_pass_would_set_in_one_network_only_is_refused(options: dict[str, bool]) -> None:
+    elbos = made(Running(**options), Running(**options))
+    before = elbos[0].bnn.net.mean
+    with pytest.raises(ValueError, match=r"a forward pass sets 'mean' of its Running, .* by fit"):
+        trained(elbos)
+    assert elbos[0].bnn.net.mean is before
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        return outputs if outputs.abs().max() < 1e3 else outputs.clamp(-1e3, 1e3)
+
+
+class Recomputed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return result
+
+
+class LastOfLSTM(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        outputs: Tensor = super().forward(x[:, None])[0][:, -1]
+        return outputs
+
+
+@pytest.mark.parametrize("make", [Branching, Recomputed, LastOfLSTM])
+def test_a_pass_that_cannot_be_run_for_several_is_one_clear_error(make: type[nn.Module]) -> None:
+    elbos = made(make(4, 2), make(4, 2))
+    with pytest.raises(ValueError, match=r"cannot be run at once, .*torch\.vmap .* each by fit"):
+        trained(elbos)
+    for elbo in elbos:  # which are whole
+        for tensor in elbo.bnn.state_dict().values():
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        alone([elbo])
+
+
+def test_a_frozen_body_stays_in_one_memory() -> None:
+    torch.manual_seed(0)
+    body = nn.Linear(4, 8).requires_grad_(False)
+    nets = [nn.Sequential(body, nn.Tanh(), nn.Linear(8, 2)) for _ in range(3)]
+    together, each = trained(made(*nets)), alone(made(*nets))
+    assert len({elbo.bnn.net[0].weight.data_ptr() for elbo in together}) == 1
+    assert together[0].bnn.net[0].weight.data_ptr() == body.weight.data_ptr()
+    for one, other in zip(together, each, strict=True):
+        torch.testing.assert_close(one.bnn.posterior.mean, other.bnn.posterior.mean)
