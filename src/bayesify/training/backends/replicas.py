@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +12,10 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
 from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
-from bayesify.estimators.network_state import modules_of, snapshot
-from bayesify.estimators.out_of_memory import is_out_of_memory
+from bayesify.estimators.network_state import snapshot
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.training.backends.alike import computed_names, difference
+from bayesify.training.backends.alike import difference
 from bayesify.training.backends.backend import (
     NOISE_OF,
     BackendName,
@@ -27,6 +24,7 @@ from bayesify.training.backends.backend import (
     check_same_noise,
     require_finite,
 )
+from bayesify.training.backends.joint_pass import explained_errors, unchanged_attributes
 from bayesify.training.backends.leaves import (
     CounterKey,
     EditedInPlaceError,
@@ -51,10 +49,6 @@ from bayesify.training.kernel.compiler import CompilerError
 from bayesify.training.kernel.formulas import leaf_kind
 
 __all__ = ["ReplicaBackend"]
-
-#: What errors of networks that cannot be run over a leading axis have in common.
-_OF_VMAP = re.compile(r"vmap|atching rule|escaped")
-_MISSING = object()
 
 
 class ReplicaBackend:
@@ -227,7 +221,7 @@ class ReplicaBackend:
         for tensor in tensors:
             tensor.grad = None
         if nll.requires_grad:  # not where a pass used no weight at all
-            with _explained_errors():
+            with explained_errors():
                 nll.backward()
         for name, tensor in self._rest.items():
             if tensor.grad is not None:
@@ -235,14 +229,9 @@ class ReplicaBackend:
                     if own[name].requires_grad:  # others may have frozen it
                         own[name].grad = gradient
         gradients = [leaf.grad for leaf in self._leaves.values()]
-        return (
-            (gradients, [])
-            if not self._means
-            else (
-                [mean.grad for mean in self._means.values()],
-                gradients,
-            )
-        )
+        if not self._means:
+            return gradients, []
+        return [mean.grad for mean in self._means.values()], gradients
 
     def _outputs(self, inputs: Inputs, *, separate: bool) -> Tensor:
         args, kwargs = arguments_of(inputs)
@@ -278,18 +267,19 @@ class ReplicaBackend:
 
         run_all = torch.vmap(run, in_dims=(0, 0, 0, 0, data, data), randomness="different")
         others = {**self._rest, **self._buffers}
-        with _explained_errors(), _unchanged_attributes(self._first.net):
+        with explained_errors(), unchanged_attributes(self._first.net):
             outputs, replaced = run_all(self._leaves, self._means, noise, others, args, kwargs)
         with torch.no_grad():
-            for name, buffer in replaced.items():
-                held = self._buffers[name]
+            for name, held in self._buffers.items():
+                buffer = replaced.get(name, held)
                 if buffer.shape != held.shape:
                     raise ValueError(
-                        f"the networks cannot be run at once: a forward pass gives the buffer "
+                        "the networks cannot be run at once: a forward pass gives the buffer "
                         f"{name!r} of shape {tuple(held.shape[1:])} the shape "
                         f"{tuple(buffer.shape[1:])}; train each by fit"
                     )
-                held.copy_(buffer)
+                if buffer is not held:
+                    held.copy_(buffer)
         assert isinstance(outputs, Tensor)
         return outputs
 
@@ -432,48 +422,6 @@ def _is_shared(tensors: Sequence[Tensor]) -> bool:
     """Whether no network trains these and they are one memory, as those of a pretrained body."""
     places = {(each.data_ptr(), each.shape, each.stride()) for each in tensors}
     return len(places) == 1 and not any(each.requires_grad for each in tensors)
-
-
-@contextmanager
-def _explained_errors() -> Iterator[None]:
-    """Turn errors of torch.vmap, which ask for reports to PyTorch, into a ValueError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_out_of_memory(error) or not _OF_VMAP.search(str(error)):
-            raise
-        raise ValueError(
-            "the networks cannot be run at once, as a pass has an operation, or a branch that "
-            "depends on numbers, that torch.vmap does not support; train each by fit "
-            f"({str(error).splitlines()[0]})"
-        ) from error
-
-
-@contextmanager
-def _unchanged_attributes(net: nn.Module) -> Iterator[None]:
-    """Raise ValueError where the block sets an attribute, which would be that of one network.
-
-    Attributes are restored, as they may hold tensors of all networks at once.
-    """
-    modules = modules_of(net)
-    before = [(dict(vars(module)), dict(module._buffers)) for module in modules]
-    yield
-    for module, held in zip(modules, before, strict=True):
-        changed: list[str] = []
-        for now, then in zip((vars(module), module._buffers), held, strict=True):
-            names = [name for name in now if now[name] is not then.get(name, _MISSING)]
-            if names:
-                now.clear()
-                now.update(then)
-            changed += names
-        computed = computed_names(module)
-        own = [name for name in changed if name not in computed]
-        if own:
-            raise ValueError(
-                f"the networks cannot be run at once: a forward pass sets {own[0]!r} of its "
-                f"{type(module).__name__}, which holds no tensor of each network before; register "
-                "a buffer, or train each network by fit"
-            )
 
 
 def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
