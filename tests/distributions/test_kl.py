@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from bayesify import (
     BayesianModule,
+    Delta,
+    EmpiricalGaussian,
     Gaussian,
     Laplace,
     MeanFieldGaussian,
@@ -297,3 +299,22 @@ def test_slopes_of_the_laplace_kl_are_stable_in_float32(std: float) -> None:
     first = torch.autograd.grad(closed(q, Laplace(0.6)), [q.mean, q.rho], create_graph=True)
     second = torch.autograd.grad(torch.cat(first).sum(), [q.mean, q.rho])
     assert bool(torch.cat(second).isfinite().all())
+
+
+def test_a_draw_must_hold_whole_weight_vectors() -> None:
+    """Without the axis of samples the KL would be divided by the number of weights."""
+    q, prior = MeanFieldGaussian(torch.zeros(1000), std=1.0), ScaleMixture()
+    noise = torch.randn(2, 1000)
+    assert bool(kl_divergence(q, prior, q.draw(noise)) > 0.0)
+    for wrong in (noise[0], noise[:0], noise[None]):
+        with pytest.raises(ValueError, match=r"S weight vectors, shape \(S, 1000\) with S of at"):
+            kl_divergence(q, prior, q.draw(wrong))
+    for wrong in (noise[:, :1], noise[:, :999]):
+        with pytest.raises(ValueError, match=r"noise must have shape \(S, 1000\)"):
+            q.draw(wrong)
+
+
+@pytest.mark.parametrize("prior", [Gaussian(1.0), ScaleMixture(), EmpiricalGaussian(1)])
+def test_a_point_has_no_kl(prior: Prior) -> None:
+    with pytest.raises(TypeError, match=r"a Delta posterior has no density, .*; use ELBO"):
+        kl_divergence(Delta(torch.ones(5)), prior)

@@ -19,6 +19,7 @@ from bayesify import (
     EmpiricalGaussian,
     Gaussian,
     Laplace,
+    LogUniform,
     MeanFieldGaussian,
     ParameterLayout,
     Prior,
@@ -294,3 +295,28 @@ def test_a_prior_mean_in_the_formula() -> None:
         )
         got = kl_divergence(q, Laplace(0.6), prior_mean=shift).item()
         assert got == pytest.approx(exact + math.log(2 * 0.6), rel=1e-9)
+
+
+def test_a_group_tells_whether_it_is_proper_and_learned() -> None:
+    for prior in (Gaussian(0.3), LogUniform(), EmpiricalGaussian()):
+        grouped = ByGroup({"*.bias": Laplace(0.5), "*": prior})
+        assert grouped.is_proper == prior.is_proper
+        assert grouped.is_learned == prior.is_learned
+
+
+@dataclasses.dataclass
+class NotFrozen(Prior):
+    """A prior of a user's, which has no hash."""
+
+    std: float = 1.0
+
+    def log_prob(self, weights: Tensor) -> Tensor:
+        return torch.distributions.Normal(0.0, self.std).log_prob(weights)
+
+
+def test_a_prior_without_a_hash_may_be_in_a_group() -> None:
+    prior = ByGroup({"0.weight": NotFrozen(0.5), "0.bias": NotFrozen(0.5), "*": NotFrozen(2.0)})
+    weights = normals(44)
+    sizes = [0.5] * 20 + [2.0] * 24
+    expected = torch.distributions.Normal(0.0, torch.tensor(sizes).double()).log_prob(weights)
+    torch.testing.assert_close(prior.for_layout(MLP).log_prob(weights), expected)

@@ -142,3 +142,14 @@ def test_a_bias_before_its_weight_is_not_integrated_under_full_covariance() -> N
     assert [(row.treatment, row.reason) for row in rows] == [
         ("sampled", "has its bias before its weight")
     ] * 2
+
+
+def test_a_tensor_that_output_makes_is_told_of() -> None:
+    bnn = BayesianModule(
+        nn.Linear(3, 1),
+        likelihood=GaussianLikelihood(),
+        estimator=ClosedFormLastLayer(),
+        output=lambda outputs: outputs.squeeze(-1),
+    )
+    with pytest.raises(ValueError, match=r"output= made another tensor of it; make it in the net"):
+        ELBO(bnn, num_data=5)(torch.zeros(5, 3), torch.zeros(5))

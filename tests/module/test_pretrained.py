@@ -274,3 +274,21 @@ def test_a_file_is_not_read_into_the_callers_memory(frozen: bool, tmp_path: Path
     assert torch.equal(other[0].weight, before)
     shared = again.net[0].weight.data_ptr() == net[0].weight.data_ptr()
     assert shared == (not frozen)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (torch.full((8,), math.nan), ValueError, "finite real numbers, got nan or infinite ones"),
+        (torch.full((8,), math.inf), ValueError, "finite real numbers, got nan or infinite ones"),
+        (torch.full((8,), 1j), ValueError, "finite real numbers, got torch.complex64"),
+        ({nn.Linear: 0.0}, TypeError, "prior_mean must hold patterns of parameter names"),
+        ({"*": np.zeros(4)}, ValueError, '"initial" or a finite number, got array'),
+        ({}, ValueError, "prior_mean must have at least one pattern"),
+    ],
+)
+def test_a_centre_that_is_none(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BayesianModule(nn.Linear(3, 2), prior_mean=given)
+    with pytest.raises(ValueError, match=r"got torch\.complex64"):
+        BayesianModule(nn.Linear(3, 2), init_std=torch.full((8,), 1j))

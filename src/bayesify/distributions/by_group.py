@@ -59,6 +59,16 @@ class ByGroup(Prior):
             "prior.for_layout(bnn.layout).log_prob(weights)"
         )
 
+    @property
+    def is_proper(self) -> bool:
+        """Whether the priors of all groups are proper."""
+        return all(prior.is_proper for _, prior in self.groups)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether the prior of a group depends on the posterior, if the group is large enough."""
+        return any(prior.is_learned for _, prior in self.groups)
+
     def for_layout(self, layout: ParameterLayout) -> Prior:
         """Return the prior of each weight of the flat vector.
 
@@ -246,4 +256,7 @@ def empirical_variance(mean: Tensor, std: Tensor, mask: Tensor | None) -> tuple[
 
 def _are_equal(one: Prior, other: Prior) -> bool:
     # Hashes are compared first: == fails where the fields of a user's prior are tensors.
-    return one is other or (hash(one) == hash(other) and one == other)
+    try:
+        return one is other or (hash(one) == hash(other) and one == other)
+    except TypeError:  # a dataclass that is not frozen has no hash
+        return False

@@ -20,6 +20,7 @@ from bayesify.distributions.closed_forms import (
     gaussian_spike_and_slab,
 )
 from bayesify.distributions.posteriors import (
+    Delta,
     GaussianPosterior,
     MeanFieldGaussian,
     Posterior,
@@ -75,10 +76,11 @@ def kl_divergence(
 
     Raises:
         ValueError: ``method`` is unknown, requests a closed form that does not exist, or needs a
-            draw that was not given; p or ``prior_mean`` is for another number of weights.
-        TypeError: p depends on parameter names and was not given a layout; or p is an
-            ``EmpiricalGaussian`` and q has no spread to learn from; or p has a closed form only,
-            as ``LogUniform``, and a draw was to be used.
+            draw that was not given; the draw is not of shape (S, D) with S of at least 1; p or
+            ``prior_mean`` is for another number of weights.
+        TypeError: q is a point, which has no density; p depends on parameter names and was not
+            given a layout; or p has a closed form only, as ``LogUniform``, and a draw was to be
+            used.
 
     Example:
         >>> q = MeanFieldGaussian(torch.zeros(10), std=1.0)
@@ -89,6 +91,8 @@ def kl_divergence(
     """
     if method not in ("auto", "closed", "monte-carlo"):
         raise ValueError(f'kl method must be "auto", "closed" or "monte-carlo", got {method!r}')
+    if isinstance(q, Delta):
+        raise q.no_density()
     forms = _closed_forms(q, p)
     if method == "monte-carlo":
         forms = [None] * len(forms)
@@ -110,10 +114,22 @@ def kl_divergence(
         )
     terms = _closed_form_terms(q, p, forms, prior_mean)
     if draw is not None and None in forms:
+        _check_draw(draw, q)
         terms += _monte_carlo_terms(q, p, forms, prior_mean, draw)
     if type(q).total_correlation is not Posterior.total_correlation:
         terms.append(q.total_correlation())
     return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+
+def _check_draw(draw: WeightDraw, q: Posterior) -> None:
+    shape, of_noise = draw.weights.shape, draw.noise.shape
+    fits = len(shape) == 2 and shape[0] >= 1 and shape[1:] == q.mean.shape
+    if not (fits and len(of_noise) == 2 and of_noise[0] == shape[0]):
+        raise ValueError(
+            f"draw must hold S weight vectors, shape (S, {len(q.mean)}) with S of at least 1, got "
+            f"shape {tuple(shape)} of noise {tuple(of_noise)}; use q.draw(noise) with noise of "
+            "shape (S, D), as q.noise(key, range(S)) makes it"
+        )
 
 
 def has_closed_form(q: Posterior, p: Prior) -> bool:

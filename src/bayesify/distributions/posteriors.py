@@ -253,7 +253,16 @@ class MeanFieldGaussian(GaussianPosterior):
         return layout.unflatten(self.masked_mean), layout.unflatten(self.std)
 
     def draw(self, noise: Tensor) -> WeightDraw:
-        """Compute w = mean + std * noise, for noise of shape (S, D)."""
+        """Compute w = mean + std * noise, for noise of shape (S, D).
+
+        Raises:
+            ValueError: the noise has another length than the mean.
+        """
+        if noise.shape[-1:] != self.mean.shape:  # one number would be shared by all weights
+            raise ValueError(
+                f"noise must have shape (S, {len(self.mean)}), a number for each weight, got "
+                f"{tuple(noise.shape)}"
+            )
         return WeightDraw(self._masked(torch.addcmul(self.mean, self.full_std, noise)), noise)
 
     def log_prob(self, weights: Tensor) -> Tensor:
@@ -309,7 +318,11 @@ class Delta(Posterior):
 
     def log_prob_of(self, draw: WeightDraw) -> Tensor:  # noqa: ARG002
         """Raise TypeError: a point mass has no density."""
-        raise TypeError(
+        raise self.no_density()
+
+    def no_density(self) -> TypeError:
+        """Return the error of a point mass, of which log q(w) or a KL is asked for."""
+        return TypeError(
             "a Delta posterior has no density, so KL(q || p) does not exist; use ELBO, which "
             "reports -log p(mean) as penalty, or a MeanFieldGaussian posterior"
         )

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Conversion", "WideModule", "at_least_float32", "widely"]
+__all__ = ["Conversion", "WideModule", "at_least_float32", "wide_default_dtype", "widely"]
 
 #: A conversion as ``nn.Module._apply`` makes it, such as to another dtype or device.
 Conversion = Callable[[Tensor], Tensor]
@@ -43,6 +43,16 @@ def at_least_float32(tensor: Tensor) -> Tensor:
         torch.float32
     """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def wide_default_dtype() -> torch.dtype:
+    """Return PyTorch's default dtype, or float32 where that is narrower.
+
+    Example:
+        >>> wide_default_dtype()
+        torch.float32
+    """
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def widely(conversion: Conversion) -> Conversion:

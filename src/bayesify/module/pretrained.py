@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 
 from bayesify.distributions.eligible import is_frozen, named_weights
-from bayesify.distributions.layout import ParameterLayout
+from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.normalization import is_affine
 
 __all__ = ["PriorMean", "RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
@@ -140,6 +140,8 @@ def init_std_of(
     if isinstance(given, Tensor):
         if given.dim() and given.shape != initial.shape:
             raise ValueError(f"{expected}, got shape {tuple(given.shape)}")
+        if given.is_complex():
+            raise ValueError(f"{expected}, got {given.dtype}")
         fits = bool(((given > 0) & given.isfinite()).all())
     elif isinstance(given, Real) and not isinstance(given, bool):
         fits = 0.0 < given < math.inf
@@ -161,7 +163,9 @@ def prior_mean_of(given: PriorMean, initial: Tensor, layout: ParameterLayout) ->
         layout: the layout of the random parameters.
 
     Raises:
-        ValueError: ``given`` is none of these, has another shape, or its patterns do not fit.
+        TypeError: a pattern is no string.
+        ValueError: ``given`` is none of these, has another shape, is not finite or not real, or its
+            patterns do not fit.
 
     Example:
         >>> import torch
@@ -182,21 +186,31 @@ def prior_mean_of(given: PriorMean, initial: Tensor, layout: ParameterLayout) ->
             f'prior_mean must be None, "initial", a vector of shape {tuple(initial.shape)} or a '
             f"mapping from name patterns, got {got}"
         )
+    if given.is_complex() or not bool(given.isfinite().all()):
+        raise ValueError(
+            "prior_mean must hold finite real numbers, got "
+            + (str(given.dtype) if given.is_complex() else "nan or infinite ones")
+            + "; pass the weights of a network whose training did not diverge"
+        )
     return given.detach().to(initial).clone()
 
 
 def _centre_by_pattern(
     given: Mapping[str, Literal["initial"] | float], initial: Tensor, layout: ParameterLayout
 ) -> Tensor:
-    centre, choices = initial.detach().clone(), list(given.values())
+    pairs = pattern_pairs("prior_mean", given, '{"*.bias": 0.0, "*": "initial"}')
+    centre, choices = initial.detach().clone(), [choice for _, choice in pairs]
     for choice in choices:
         is_number = isinstance(choice, Real) and not isinstance(choice, bool)
-        if choice != "initial" and not (is_number and math.isfinite(choice)):
+        is_initial = isinstance(choice, str) and choice == "initial"
+        if not is_initial and not (is_number and math.isfinite(choice)):
             raise ValueError(
                 f'prior_mean must give each pattern "initial" or a finite number, got {choice!r}'
             )
     for name, number in zip(
-        layout.names, layout.first_matches(list(given), "prior_mean", "a centre"), strict=True
+        layout.names,
+        layout.first_matches([pattern for pattern, _ in pairs], "prior_mean", "a centre"),
+        strict=True,
     ):
         choice = choices[number]
         if choice != "initial":

@@ -282,6 +282,8 @@ class RandomNetwork(nn.Module):
         known = [each for each in variances if each is not None]
         if len(known) < len(means):
             rows = [f"{row.name}: {row.reason}" for row in self.summary()[-2:]]
+            if callable(self.output):
+                rows = ["output= made another tensor of it; make it in the network's forward"]
             raise ValueError(
                 "ClosedFormLastLayer needs a network whose output is that of a linear layer with "
                 "random parameters that it uses once, or a view of it, but the output is of "

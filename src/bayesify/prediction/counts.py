@@ -32,6 +32,7 @@ __all__ = [
 _MAX_STEPS = 64
 #: Means must be below it to fit into 64 bits; quantiles and drawn rates are at most it.
 _LARGEST = 2.0**62
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 #: From here Stirling's series of the log-gamma function has full precision.
 _MANY = 15.0
 #: Of greater odds, odds / (1 + odds) is so near 1 that most digits of the difference are lost.
@@ -372,6 +373,8 @@ def check_counts(targets: Tensor) -> None:
         )
     if targets.device.type != "cpu" or torch.compiler.is_compiling():
         return
+    # PyTorch does not compare unsigned integers of several bytes.
+    targets = targets.double() if targets.dtype in _UNSIGNED else targets
     wrong = targets[~((targets >= 0) & (targets == targets.floor()) & (targets < math.inf))]
     if wrong.numel():
         raise ValueError(

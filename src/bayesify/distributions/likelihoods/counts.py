@@ -13,7 +13,7 @@ from bayesify.distributions.likelihoods.likelihood import (
     check_rows,
 )
 from bayesify.distributions.one_number import one_number
-from bayesify.distributions.precision import at_least_float32
+from bayesify.distributions.precision import at_least_float32, wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
     NegativeBinomialPredictive,
@@ -151,7 +151,7 @@ class NegativeBinomialLikelihood(CountLikelihood):
             "learn_dispersion": bool(learn_dispersion),
         }
         self._fixed = torch.tensor(dispersion, dtype=torch.float64)
-        first = inverse_softplus(self._fixed - _LEAST_DISPERSION).to(torch.get_default_dtype())
+        first = inverse_softplus(self._fixed - _LEAST_DISPERSION).to(wide_default_dtype())
         self.rho = nn.Parameter(first) if learn_dispersion else None
 
     @property

@@ -108,7 +108,8 @@ def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
     """Return log p(y | output) of each example in float32 at least, in nats, shape (S, N).
 
     Raises:
-        ValueError: a likelihood of one's own returns another shape, or the targets do not fit.
+        ValueError: a likelihood of one's own returns another shape, the targets do not fit, or the
+            outputs are complex.
 
     Example:
         >>> import torch
@@ -118,6 +119,12 @@ def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
         torch.float32
     """
     found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
+    if found.is_complex():
+        raise ValueError(
+            f"outputs must be real numbers, as {type(likelihood).__name__} has no density of "
+            f"complex ones, got {outputs.dtype}; return their real part, their abs() or "
+            "torch.view_as_real(outputs) from the network"
+        )
     check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
     return found
 

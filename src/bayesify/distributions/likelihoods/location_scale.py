@@ -13,6 +13,7 @@ from bayesify.distributions.likelihoods.likelihood import (
     check_rows,
 )
 from bayesify.distributions.one_number import one_number
+from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, SizedIterable, stack_samples
 from bayesify.prediction.predictive import sum_components
@@ -83,7 +84,7 @@ class LocationScaleLikelihood(Likelihood):
             self._config[f"min_{name}"] = minimum
         self._fixed = torch.tensor(value, dtype=torch.float64)
         self.rho = (
-            nn.Parameter(inverse_softplus(self._fixed).to(torch.get_default_dtype()))
+            nn.Parameter(inverse_softplus(self._fixed).to(wide_default_dtype()))
             if learn and not input_dependent
             else None
         )

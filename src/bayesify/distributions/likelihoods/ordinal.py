@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import OrdinalPredictive, Predictive, SizedIterable
@@ -54,7 +55,7 @@ class OrdinalLikelihood(Likelihood):
                 "targets can have"
             )
         shares = torch.arange(1, self.num_classes, dtype=torch.float64) / self.num_classes
-        starts, dtype = shares.logit(), torch.get_default_dtype()
+        starts, dtype = shares.logit(), wide_default_dtype()
         self.first = nn.Parameter(starts[:1].to(dtype))
         self.gaps = nn.Parameter(inverse_softplus(starts.diff()).to(dtype))
 

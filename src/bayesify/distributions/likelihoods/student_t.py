@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
 from bayesify.distributions.one_number import one_number
+from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import Predictive, StudentTPredictive
 from bayesify.prediction.student_t import student_t_log_density
@@ -91,7 +92,7 @@ class StudentTLikelihood(LocationScaleLikelihood):
             self._config["df"] = df
         self._fixed_df = torch.tensor(_FIRST_DF if df is None else df, dtype=torch.float64)
         first = inverse_softplus(self._fixed_df - _LEAST_DF) if df is None else None
-        self.df_rho = None if first is None else nn.Parameter(first.to(torch.get_default_dtype()))
+        self.df_rho = None if first is None else nn.Parameter(first.to(wide_default_dtype()))
 
     @property
     def scale(self) -> Tensor:
