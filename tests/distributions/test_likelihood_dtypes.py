@@ -46,9 +46,7 @@ def test_learned_parameters_are_in_float32_at_least(likelihood: Callable[[], nn.
 
 def test_complex_outputs_are_named() -> None:
     outputs = torch.zeros(2, 3, 1, dtype=torch.complex64)
-    with pytest.raises(
-        ValueError, match="outputs must be real numbers, as GaussianLikel"
-    ):
+    with pytest.raises(ValueError, match="outputs must be real numbers, as GaussianLikel"):
         log_probs_of(GaussianLikelihood(), outputs, torch.zeros(3, 1))
 
 

@@ -374,3 +374,16 @@ def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got a network with 1\._extra_state"):
         bf.compress(bnn, tmp_path / "net.bfz", step_size=0.01)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_random_is_not_counted_as_bits_of_a_weight(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        body = nn.Linear(50, 40).requires_grad_(False)
+        return nn.Sequential(body, nn.ReLU(), nn.Linear(40, 5))
+
+    alone = bf.compress(posterior(net()[2]), tmp_path / "alone.bfz")
+    size = bf.compress(posterior(net()), tmp_path / "net.bfz")
+    assert alone.num_other_bytes == 0
+    assert size.num_bytes > size.num_other_bytes > 4 * 2040
+    assert size.bits_per_weight == pytest.approx(alone.bits_per_weight, rel=0.2)

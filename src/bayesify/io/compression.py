@@ -54,6 +54,8 @@ class Compressed:
         num_weights: random weights of the network, pruned ones included.
         num_nonzero: those that are not zero in the file.
         num_bytes: size of the file.
+        num_other_bytes: of these, the bytes of what is stored as it is: parameters that are not
+            random, and buffers.
         kl_bytes: the KL divergence of the posterior in bytes, KL in nats / (8 ln 2): about what
             bits-back coding of a weight sample would need. It is no bound on ``num_bytes``. None
             where the prior is improper, as ``LogUniform``.
@@ -68,11 +70,12 @@ class Compressed:
     num_nonzero: int
     num_bytes: int
     kl_bytes: float | None
+    num_other_bytes: int = 0
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of the file for each random weight of the network."""
-        return 8.0 * self.num_bytes / self.num_weights
+        """Bits of the file for each random weight, without what is stored as it is."""
+        return 8.0 * (self.num_bytes - self.num_other_bytes) / self.num_weights
 
 
 def compress(
@@ -199,7 +202,8 @@ def compressed(bnn: BayesianModule, *, step_size: float = 1.0) -> tuple[bytes, C
     content = _MAGIC + bytes([_VERSION]) + _digest(body)[:_DIGEST] + body
     num_nonzero = sum(int(np.count_nonzero(each)) for each in tensors)
     length = kl_bytes(bnn) if bnn.weight_prior.is_proper else None
-    return content, Compressed(layout.num_weights, num_nonzero, len(content), length)
+    size = Compressed(layout.num_weights, num_nonzero, len(content), length, len(document))
+    return content, size
 
 
 def decompressed(content: bytes, net: nn.Module, *, source: str = "the content") -> nn.Module:

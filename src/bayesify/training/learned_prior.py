@@ -20,7 +20,7 @@ from bayesify.training.optimizers import OptimizerFactory
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import ScheduleFactory
 
-__all__ = ["learn_prior_mean", "split_for_prior"]
+__all__ = ["learn_prior_mean", "split_for_prior", "without_dropout"]
 
 
 def split_for_prior(num_data: int, fraction: float, *, seed: int = 0) -> Tensor:
@@ -115,10 +115,19 @@ def learn_prior_mean(
         callback=callback,
         progress=progress,
     )
-    found = bnn.to_module()
-    for module in found.modules():
+    return without_dropout(bnn.to_module())
+
+
+def without_dropout(net: nn.Module) -> nn.Module:
+    """Set the probability of each dropout layer to 0, in place, and return the network.
+
+    Example:
+        >>> without_dropout(nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 2)))[0].p
+        0.0
+    """
+    for module in net.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
             module.dropout = 0.0
-    return found
+    return net

@@ -113,7 +113,7 @@ class PruningSchedule:
                 "pruning must end before training does, so that the weights that are left are "
                 f"trained on: until_epoch must be below epochs={epochs}, got {self.until_epoch}"
             )
-        last, steps = self._steps(batches)[1], epochs * batches
+        last, steps = self.last_step(batches), epochs * batches
         if last >= steps:
             raise ValueError(
                 "pruning must end before the last step of training, so that the weights that are "
@@ -129,6 +129,15 @@ class PruningSchedule:
         if isinstance(elbo.bnn.posterior, StructuredGaussian):
             elbo.bnn.posterior.check_prunable()
         prune_in_place(elbo.bnn, 0.0, self.criterion)
+
+    def last_step(self, batches: int) -> int:
+        """Return the step after which no more is pruned, with so many minibatches an epoch.
+
+        Example:
+            >>> PruningSchedule(fraction=0.9, from_epoch=0, until_epoch=1.5).last_step(batches=10)
+            15
+        """
+        return self._steps(batches)[1]
 
     def fraction_at(self, step: int, batches: int) -> float:
         """The fraction that is pruned before ``step``, from 0, with so many minibatches an epoch.

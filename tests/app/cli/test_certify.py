@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.app.cli.test_cli import TINY, as_json, bayesify, few_images, quick_runs, read_json
+from tests.training.test_resume import timeless
+from torch import nn
 
 from bayesify import certify, load, split_for_prior
+from bayesify.app.runs import Run
 from bayesify.module.networks import mlp
 
 pytestmark = [
@@ -117,6 +120,24 @@ def test_an_interrupted_run_resumes_without_another_prior(certified: Path, tmp_p
     assert torch.equal(found.posterior.mean, whole.posterior.mean)
     again = bayesify("train", "mnist", "--out", place, *OPTIONS, "--resume")
     assert again.code == 0, again.err
+
+
+def test_a_run_resumed_after_an_epoch_is_trained_without_dropout(
+    certified: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    with quick_runs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bayesify.app.cli.epoch_table.HistoryWriter.on_epoch", interrupted)
+        assert bayesify("train", "mnist", "--out", place, *OPTIONS).code == 130
+    assert (place / "checkpoint.safetensors").exists()
+    said = bayesify("train", "mnist", "--out", place, *OPTIONS, "--resume")
+    assert said.code == 0, said.err
+    rows = [timeless(Run.open(folder).history()) for folder in (certified, place)]
+    assert rows[0] == rows[1]
+    posteriors = [Run.open(folder).load_module().posterior for folder in (certified, place)]
+    assert torch.equal(posteriors[0].mean, posteriors[1].mean)
+    modules = Run.open(place).make_module().net.modules()
+    assert {each.p for each in modules if isinstance(each, nn.Dropout)} == {0.0}
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -212,3 +212,18 @@ def test_a_run_without_a_checkpoint_says_how_to_go_on(run: Path) -> None:
     for command in set(READERS) - {"report {run}"}:
         said = bayesify(*shlex.split(command.format(run=run)))
         check_refused(said, "has no checkpoint yet", "resume it with bayesify train ... --resume")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("config.json", None, "data_dir must be a text or null, got 5"),
+        ("metrics.json", '{"test": {}, "train": {}}', "must hold the measures of test and train"),
+        ("history.csv", "garbage\n", "history.csv cannot be read: it must have a column epoch"),
+    ],
+)
+def test_a_file_that_was_edited_is_named(name: str, text: str | None, told: str, run: Path) -> None:
+    if text is None:
+        text = json.dumps({**read_json(run / name), "data_dir": 5})
+    (run / name).write_text(text)
+    check_refused(bayesify("report", run), told)

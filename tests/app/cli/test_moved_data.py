@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.app.cli.test_cli import as_json, bayesify, quick_runs
+from tests.app.cli.test_damage import tiny_mnist
 from tests.app.cli.test_errors import check_refused
 from tests.app.cli.test_folders import QUICK as QUICK_IMAGES
 from tests.app.cli.test_folders import write_images
 from tests.app.cli.test_tables import QUICK, TABLES
 
 from bayesify.app.cli.epoch_table import EpochTable
+from bayesify.datasets import IMAGE_DATASETS
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -74,3 +77,26 @@ def test_another_table_is_refused(options: list[str], tmp_path: Path) -> None:
         bayesify("train", "mnist", "--out", run, "--resume"), "--resume continues the run in"
     )
     assert (run / "config.json").read_bytes() == before
+
+
+def test_a_folder_of_digits_is_found_from_anywhere_and_may_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").mkdir()
+    files = tiny_mnist(tmp_path / "old", [3, 1, 0, 9])
+    monkeypatch.setitem(IMAGE_DATASETS, "mnist", replace(IMAGE_DATASETS["mnist"], files=files))
+    run, options = tmp_path / "run", ["--hidden", "4", "--epochs", "1"]
+    monkeypatch.chdir(tmp_path)
+    said = bayesify("train", "mnist", "--out", run, *options, "--data-dir", "old")
+    assert said.code == 0, said.err
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    metrics = as_json("evaluate", run)["test"]
+    shutil.move(tmp_path / "old", tmp_path / "new")
+    said = bayesify("evaluate", run)
+    told = f"or tell their new folder: bayesify train mnist --out {run} --resume --data-dir FOLDER"
+    check_refused(said, f"the data of the run in {run} are no longer in {tmp_path / 'old'}", told)
+    said = bayesify(*("train", "mnist", "--out", run, *options), "--resume", "--data-dir", "../new")
+    assert said.code == 0, said.err
+    assert as_json("evaluate", run)["test"] == metrics
+    assert Path(json.loads((run / "config.json").read_text())["data_dir"]).is_absolute()

@@ -132,3 +132,12 @@ def test_a_posterior_that_cannot_be_pruned_is_refused_before_the_folder_is_made(
     done = bayesify(*train, "--posterior", "matrix", "--prune-fraction", "0.5")
     check_refused(done, "posterior matrix of this network cannot be pruned in training")
     assert not out.exists()
+
+
+def test_pruning_up_to_the_last_step_leaves_no_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = bayesify("train", "mnist", "--out", out, *TINY, *PRUNED[:-1], "1.99")
+    check_refused(said, "prune-from 0.5 and prune-until 1.99 end after step 8 of 8, with 4 min")
+    assert not out.exists()
+    said = bayesify("train", "mnist", "--out", out, *TINY, *PRUNED)
+    assert said.code == 0, said.err

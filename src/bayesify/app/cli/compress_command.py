@@ -125,6 +125,11 @@ def compress(
         f"{out}: {size.num_bytes:,} bytes, {size.bits_per_weight:.3g} bits a weight; "
         f"{100 * choice.fraction:.4g} % of the weights removed, steps of {choice.step_size:g} std",
     ]
+    if size.num_other_bytes:
+        lines.append(
+            f"{size.num_other_bytes:,} of the bytes are of weights that are not random, which are "
+            "stored as they are and not counted here"
+        )
     if size.kl_bytes is not None:
         lines.append(f"KL divergence of the posterior that is left: {size.kl_bytes:,.0f} bytes")
     if chosen is not None:

@@ -69,6 +69,8 @@ def prepare(
             raise ConfigError(
                 "data-dir is for mnist and fashion-mnist; give the path of the data themselves"
             )
+    if data_dir is not None:
+        data_dir = str(Path(data_dir).absolute())
     if tuned and kind_of_data({"dataset": dataset, **given}) != "table":
         raise ConfigError("tune is for tables; leave it out, or name the --target of a table")
     if tuned and "max_memory" in given:

@@ -34,7 +34,7 @@ from bayesify.app.runs.folder_lock import claimed_folder, locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.run_data import num_train
 from bayesify.app.runs.settings import declarations
-from bayesify.app.runs.train import PRIOR_NAME, seconds_per_epoch, use_threads
+from bayesify.app.runs.train import PRIOR_NAME, check_pruning, seconds_per_epoch, use_threads
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training.backends import NonFiniteLossError
@@ -284,6 +284,7 @@ def _begin(
             is_there = True
         run = _tuned(console, run, data, given, search)
     # Before the folder is created, so that an error here leaves no folder.
+    check_pruning(run.config, data)
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     announcement = _announcement(run, bnn, data, launch)
     stream = _stream_of(data)

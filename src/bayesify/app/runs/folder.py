@@ -26,6 +26,7 @@ from bayesify.app.runs.run_data import RunData
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import (
     IMAGE_DATASETS,
+    DataError,
     ImageSchema,
     LabelledImages,
     find_labelled_images,
@@ -36,6 +37,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 from bayesify.training.history import History
+from bayesify.training.learned_prior import without_dropout
 
 if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.files import TableFile
@@ -168,7 +170,13 @@ class Run:
 
             table = TableSchema.load(folder)
         images = ImageSchema.load(folder) if config.net == "resnet8" else None
-        return cls(folder, config, document.get("data_dir"), table, images)
+        data_dir = document.get("data_dir")
+        if not isinstance(data_dir, str | None):
+            raise RunError(
+                f"{folder / CONFIG_NAME} cannot be read: data_dir must be a text or null, got "
+                f"{data_dir!r}"
+            )
+        return cls(folder, config, data_dir, table, images)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -246,9 +254,19 @@ class Run:
                 )
             self._check_data_are_there()
             return load_labelled_images(self._find_images(), self.images, **options)
-        return load_images(
-            self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
-        )
+        try:
+            return load_images(
+                self.config.dataset, data_dir or self.data_dir, limit=self.config.limit, **options
+            )
+        except DataError as error:
+            if self.data_dir is None or data_dir is not None:
+                raise
+            words = ["bayesify", "train", self.config.dataset, "--out", str(self.folder)]
+            command = shlex.join([*words, "--resume", "--data-dir"])
+            raise DataError(
+                f"the data of the run in {self.folder} are no longer in {self.data_dir}; put them "
+                f"back there, or tell their new folder: {command} FOLDER ({error})"
+            ) from error
 
     def _check_data_are_there(self) -> None:
         path = self.config.dataset
@@ -263,8 +281,10 @@ class Run:
     def store_dataset(self) -> None:
         """Store where the data are, if they were moved."""
         document = self.document
-        if document["settings"]["dataset"] != self.config.dataset:
+        stored = document["settings"]["dataset"], document.get("data_dir")
+        if stored != (self.config.dataset, self.data_dir):
             document["settings"]["dataset"] = self.config.dataset
+            document["data_dir"] = self.data_dir
             self.write_json(CONFIG_NAME, {**document, "command": self.command})
 
     def _find_images(self) -> LabelledImages:
@@ -298,6 +318,8 @@ class Run:
             ConfigError: it cannot be pruned as it is trained, as the settings say.
         """
         net = self.make_net() if learned is None else learned
+        if self.config.objective != "elbo":  # whose dropout is that of the prior's network
+            net = without_dropout(net)
         bnn = bayesian_network(net, self.config, self.table)
         check_prunable(bnn, self.config)
         return bnn
@@ -359,9 +381,12 @@ class Run:
         path = self.folder / _HISTORY
         try:
             with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                if "epoch" not in (reader.fieldnames or ()):
+                    raise ValueError("it must have a column epoch")
                 return [
                     {name: float(text) if text else None for name, text in row.items()}
-                    for row in csv.DictReader(file)
+                    for row in reader
                 ]
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"{path} cannot be read: {error}") from error
@@ -391,10 +416,13 @@ class Run:
         """
         path = self.folder / _METRICS
         document = _read_json(path, f"{self.folder} holds no finished run")
-        parts = [document.get(part, "") for part in ("test", "train")]
+        test, train = document.get("test", ""), document.get("train", "")
         # There is no test part if no rows are held out.
-        if not (isinstance(parts[1], dict) and (parts[0] is None or isinstance(parts[0], dict))):
-            raise RunError(f"{path} cannot be read: it must hold an object test and one train")
+        if not (train and isinstance(train, dict) and isinstance(test, dict | None) and test != {}):
+            raise RunError(
+                f"{path} cannot be read: it must hold the measures of test and train, each an "
+                "object"
+            )
         return document
 
     def tuning(self) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData, num_train
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = [
     "PRIOR_NAME",
     "Trained",
+    "check_pruning",
     "fit_network",
     "make_elbo",
     "optimizer_factory",
@@ -210,6 +212,21 @@ def _at_start(run: Run, data: RunData, callback: Callback) -> BayesianModule:
         callback=_PriorNotes(callback, config.prior_epochs),
     )
     return run.make_module(learned)
+
+
+def check_pruning(config: RunConfig, data: RunData) -> None:
+    """Raise ConfigError where weights would be removed up to the last step of training."""
+    pruning = config.make_pruning()
+    batches = config.passes * -(-num_train(data) // config.batch_size)
+    steps = config.epochs * batches
+    if pruning is not None and pruning.last_step(batches) >= steps:
+        raise ConfigError(
+            "pruning must end before the last step of training, so that the weights that are left "
+            f"are trained on, but prune-from {pruning.from_epoch:g} and prune-until "
+            f"{pruning.until_epoch:g} end after step {pruning.last_step(batches)} of {steps}, with "
+            f"{batches} minibatches in each of {config.epochs} epochs; lower prune-until, or "
+            "prune-from too"
+        )
 
 
 class _PriorNotes(Callback):
