@@ -36,7 +36,13 @@ def test_an_example_is_short(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*standard deviations have not converged")
-@pytest.mark.parametrize("name", PRINTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("lstm_rows.py", "conv_mnist.py")))
+        for name in PRINTS
+    ],
+)
 def test_an_example_runs(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,6 +223,7 @@ STEPS = 100
 DEEP = ["matrix", "inputs only", "bias apart", "bias depends apart"]
 
 
+@pytest.mark.slow
 @loop_over("name", DEEP)
 def test_a_deep_networks_losses_and_gradients_agree_with_weight_sampling(name: str) -> None:
     """Two-sample z-tests of the loss and of a projection of each parameter's gradient.

@@ -94,6 +94,7 @@ def check_gradients(name: str) -> None:
         check_mean(column, expected.item(), FAMILY, (name, coordinate))
 
 
+@pytest.mark.slow
 @loop_over("name", ESTIMATORS)
 def test_gradients_are_unbiased(name: str) -> None:
     check_gradients(name)
@@ -166,6 +167,7 @@ def test_local_noise_varies_less_than_flipout_and_flipout_less_than_sampling() -
     check_order()
 
 
+@pytest.mark.slow
 @loop_over("fault", [faults.local_one_noise_for_all_data, faults.flipout_one_sign_for_all_data])
 def test_noise_that_all_data_share_varies_more(
     fault: faults.Fault, monkeypatch: pytest.MonkeyPatch

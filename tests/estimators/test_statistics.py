@@ -199,6 +199,7 @@ def sampled(case: Case, estimator: Estimator, net: nn.Module | None = None) -> T
     return case.nll(outputs).mean((0, 1))
 
 
+@pytest.mark.slow
 @loop_over("estimator", ESTIMATORS)
 @loop_over("name", CASES)
 def test_the_expected_nll_is_weight_samplings(name: str, estimator: str) -> None:
@@ -232,6 +233,7 @@ TWINS: list[tuple[str, str, faults.Fault]] = [
 ]
 
 
+@pytest.mark.slow
 @loop_over(("name", "estimator", "fault"), TWINS)
 def test_a_planted_fault_changes_the_expected_nll(
     name: str, estimator: str, fault: faults.Fault, monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,7 @@ def additive(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, y
 
 
+@pytest.mark.slow
 def test_the_band_holds_a_known_additive_effect_at_most_places() -> None:
     rows, y = additive(150, 0)
     model = BayesianMLPRegressor((20,), num_samples=100, random_state=0).fit(rows, y)

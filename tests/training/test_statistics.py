@@ -201,6 +201,7 @@ def check_expected_nll(name: str, *, fused: bool) -> None:
         check_mean(column, value.item(), family=6, what=(name, what))
 
 
+@pytest.mark.slow
 @loop_over("fused", [True, False])
 @loop_over("name", TINY)
 def test_expected_nll_and_its_gradient_are_unbiased(name: str, fused: bool) -> None:

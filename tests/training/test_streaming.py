@@ -143,6 +143,7 @@ def correlated_in_two_parts(posterior: Any) -> float:
     return float(kl_divergence(learned, reference))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 def test_a_full_covariance_keeps_the_correlations_of_the_first_half() -> None:
     assert correlated_in_two_parts(bf.FullGaussian()) < 0.02
