@@ -22,7 +22,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Repeated
+from bayesify.module.edited_inputs import Repeated
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training import NonFiniteLossError

@@ -164,8 +164,10 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Set all modules of ``net`` to evaluation mode, and restore their modes on exit."""
     modules = modules_of(net)
     modes = [(module, module.training) for module in modules]
+    is_usual = True
     if any(training for _, training in modes):
-        if all(map(_has_usual_modes, modules)):
+        is_usual = all(map(_has_usual_modes, modules))
+        if is_usual:
             for module, _ in modes:
                 _set_training(module, False)
         else:  # a network may have its own idea of a mode
@@ -173,9 +175,12 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:
+        for module, training in modes:  # a parent before its children, whose modes it sets
             if module.training != training:
-                _set_training(module, training)
+                if is_usual:
+                    _set_training(module, training)
+                else:
+                    module.train(training)
 
 
 def _has_usual_modes(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
 from bayesify.estimators.interception import WeightInterceptor, tensors_in
+from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.out_of_memory import is_out_of_memory
@@ -60,7 +61,7 @@ class TraceCache:
         """Return the uses of each parameter in a pass with inputs of this kind.
 
         Args:
-            net: the network; its buffers are restored after tracing.
+            net: the network; its buffers and attributes are restored after tracing.
             forward: the forward pass, ``forward(tensors, *args, **kwargs)``.
             tensors: returns one tensor for each parameter, by its first name.
             args: positional inputs.
@@ -70,11 +71,17 @@ class TraceCache:
         inputs = compiled, _kind_of_pass(net, args, kwargs)
         kind = inputs, self._known(inputs, _numbers(args, kwargs))
         if kind not in self._by_kind:
-            undo = snapshot(net)
+            undo, attributes = snapshot(net), ModuleAttributes(net)
+
+            def alone(*given: Any, **named: Any) -> Any:
+                attributes.restore()  # what one size of minibatch leaves may not suit another
+                return forward(*given, **named)
+
             try:
-                self._by_kind[kind] = trace(forward, tensors(), args, kwargs, compiled=compiled)
+                self._by_kind[kind] = trace(alone, tensors(), args, kwargs, compiled=compiled)
             finally:
                 undo()
+                attributes.restore()
         self.last = self._by_kind[kind]
         return self.last
 

@@ -13,7 +13,8 @@ from torch.export import Dim, ExportedProgram
 
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.export.report import ExportError, largest_difference
-from bayesify.module.inputs import Inputs, arguments_of, copied, count_examples
+from bayesify.module.edited_inputs import copied
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
 from bayesify.module.random_network import RandomNetwork
 
 __all__ = ["TracedNetwork", "first_line"]

@@ -54,6 +54,8 @@ _WEIGHT_VECTORS = 4
 # Generator states, and scratch memory of kernels that does not grow with the number of examples.
 _FIXED_OVERHEAD = 2 * 10**6
 
+#: The kind of all inputs that are not divided, which may hold objects of any kind.
+_UNDIVIDED = "undivided"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -134,17 +136,19 @@ class Batching(NamedTuple):
             Batching(batch_size=1000, group=1, may_edit_weights=False)
             Batching(batch_size=158, group=1, may_edit_weights=False)
         """
+        # Forward hooks must see the passes of the prediction only, so that no probe is run.
+        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
         if batch_size == "all" or (batch_size is None and not are_divisible(inputs)):
             if max_memory is not None:
                 raise ValueError(
                     'max_memory divides the inputs, which cannot be with batch_size="all" or where '
                     "they are sparse, jagged or packed; leave one of the two out"
                 )
+            if num_samples > 1 and not has_hooks:
+                _check_carried(_undivided(network, inputs, cache), cache)
             return cls(WHOLE, 1)
         wanted = None if batch_size is None else whole_number("batch_size", batch_size)
         num_examples, mean = count_examples(inputs), network.posterior.mean
-        # Forward hooks must see the passes of the prediction only, so that no probe is run.
-        has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
         unmeasured = cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
         pass_memory: PassMemory | Unmeasured
         available = None
@@ -157,14 +161,8 @@ class Batching(NamedTuple):
             return unmeasured
         else:
             pass_memory = _cached_pass_memory(network, inputs, cache, unmeasured.batch_size)
-        # An earlier call, with inputs of another kind, may have left them.
-        carried = next((each.carried for each in cache.values() if each.carried), ())
-        if (carried := pass_memory.carried or carried) and num_samples > 1:
-            raise ValueError(
-                "each weight sample needs a pass of its own, but the network keeps tensors of an "
-                f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
-                "depend; compute them in each pass, without a cache"
-            )
+        if num_samples > 1:
+            _check_carried(pass_memory, cache)
         if isinstance(pass_memory, Unmeasured):
             return unmeasured
         if wanted is None:
@@ -186,6 +184,32 @@ class Batching(NamedTuple):
             room = available // (share + (1 + _WEIGHT_VECTORS) * mean.nbytes)
         group = shared_group(share, mean, num_samples, room=room)
         return cls(wanted, group, may_edit)
+
+
+def _check_carried(pass_memory: PassMemory | Unmeasured, cache: PassMemoryCache) -> None:
+    """Raise ValueError where a pass leaves tensors that later ones with other weights would use."""
+    # An earlier call, with inputs of another kind, may have left them.
+    carried = next((each.carried for each in cache.values() if each.carried), ())
+    if carried := pass_memory.carried or carried:
+        raise ValueError(
+            "each weight sample needs a pass of its own, but the network keeps tensors of an "
+            f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
+            "depend; compute them in each pass, without a cache"
+        )
+
+
+def _undivided(
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
+) -> PassMemory | Unmeasured:
+    """Return what a pass over inputs that are not divided leaves, found in the first such call."""
+    if _UNDIVIDED not in cache:
+        try:
+            cache[_UNDIVIDED] = Unmeasured.of(network, inputs, WHOLE)
+        except Exception as error:  # of the user's network, which shows in the prediction too
+            if is_out_of_memory(error):
+                raise
+            return Unmeasured()
+    return cache[_UNDIVIDED]
 
 
 def shared_group(share: int, vector: Tensor, num_samples: int, *, room: int | None = None) -> int:

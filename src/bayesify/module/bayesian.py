@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -19,6 +20,7 @@ from bayesify.distributions.precision import widely
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.distributions.structured import PosteriorFamily
 from bayesify.estimators import Estimator, stateless
+from bayesify.estimators.module_attributes import kept_attributes
 from bayesify.estimators.network_state import (
     edits_in_place,
     evaluation_mode,
@@ -26,7 +28,8 @@ from bayesify.estimators.network_state import (
     kept_tensors,
 )
 from bayesify.module.batching import Batching, PassMemoryCache, Reduction
-from bayesify.module.inputs import Inputs, Repeated, inputs_of, num_batches
+from bayesify.module.edited_inputs import Repeated
+from bayesify.module.inputs import Inputs, inputs_of, num_batches
 from bayesify.module.kept_samples import KeptSamples, sampler_of
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
@@ -302,7 +305,10 @@ class BayesianModule(RandomNetwork):
             else:  # there is no room for samples that outlast the call
                 draw = sampler_of(self.posterior, key)
             rows = batching.group * rows_in_pass(inputs, batching.batch_size)
-            with one_thread_if_small(self, rows):
+            # What a single sample's pass keeps would decide the outputs of the next call's.
+            carries = num_samples == 1 and any(m.carried for m in self._pass_memory.values())
+            kept = kept_attributes(self.net) if carries else nullcontext()
+            with one_thread_if_small(self, rows), kept:
                 checked = self._checked_trunks if max_memory is None else None
                 return reduction(
                     SampledOutputs(self, inputs, draw, num_samples, batching, checked=checked)

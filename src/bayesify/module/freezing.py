@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
+from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.edited_inputs import Repeated, copied
 from bayesify.module.frozen_local import local_samples, why_not_local
 from bayesify.module.frozen_outputs import ClassOutputs, NumberOutputs, frozen_head
-from bayesify.module.inputs import Repeated, copied
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.outputs import Output, tensor_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.shared_pass import in_one_pass
+from bayesify.module.trunk import may_zero_padding
 from bayesify.module.turns import Turns
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.whole_numbers import whole_number
@@ -235,6 +237,9 @@ class _StackedWeights(nn.Module):
             self.net = copy.deepcopy(bnn.net, kept_tensors(bnn.net))
         self.output, self.num_samples = bnn.output, num_samples
         self._turns = Turns()
+        # Under vmap there is no fused kernel, which sets padding to 0.
+        self._is_looped = any(map(may_zero_padding, self.net.modules()))
+        self._keeps_results: bool | None = None
         with torch.no_grad():
             weights = sampler_of(bnn.posterior, key)(range(num_samples))
         self._places: dict[str, list[str]] = {}
@@ -266,6 +271,14 @@ class _StackedWeights(nn.Module):
         if is_exporting:
             return looped()
         with self._turns.taken():
+            if self._is_looped:
+                return looped()
+            # Results that a pass keeps would be of all samples at once.
+            attributes = ModuleAttributes(self.net) if self._keeps_results is not False else None
             inputs = take((args, kwargs))
             outputs = in_one_pass(self.net, lambda each: run(each, inputs), stacked)
+            if attributes is not None:
+                self._keeps_results = bool(attributes.new_tensors())
+                if self._keeps_results:
+                    attributes.restore()
             return looped() if outputs is None else outputs

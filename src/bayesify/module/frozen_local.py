@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators.moments import std_of
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import copied
+from bayesify.module.edited_inputs import copied
 from bayesify.module.unit_roles import ELEMENTWISE
 from bayesify.noise.keys import NoiseKey, NoiseSource
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -20,10 +20,10 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("PLAIN", "WHOLE", "Inputs", "Repeated", "Unedited", "are_divisible", "arguments_of"),
+    *("PLAIN", "WHOLE", "Inputs", "are_divisible", "arguments_of"),
     "batch_size_of",
     "batches_of",
-    *("check_names", "check_not_copied", "check_rows", "copied", "count_examples", "inputs_of"),
+    *("check_names", "check_not_copied", "check_rows", "count_examples", "inputs_of"),
     "num_batches",
 ]
 
@@ -365,101 +365,6 @@ def num_batches(inputs: Inputs, batch_size: int) -> int:
         (3, 1)
     """
     return 1 if batch_size == WHOLE else ceil(count_examples(inputs) / batch_size)
-
-
-def copied(inputs: _T) -> _T:
-    """Return copies of the tensors, for a network that may edit its inputs in place.
-
-    Args:
-        inputs: tensors and other values, in any structure of tuples, lists and dictionaries.
-
-    Example:
-        >>> import torch
-        >>> x = torch.ones(2)
-        >>> copied(x).mul_(3.0), x
-        (tensor([3., 3.]), tensor([1., 1.]))
-    """
-    copies: _T = tree_map_only(Tensor, torch.clone, inputs)
-    return copies
-
-
-class Repeated:
-    """Gives several passes the same inputs, although a network may edit its inputs in place.
-
-    The first pass gets copies. Where it leaves these as they were, later ones get the inputs
-    themselves.
-
-    Args:
-        num_parts: the number of batches into which each pass divides the inputs. ``take`` is called
-            for each batch of each pass, in order; where one was edited, all later ones are copied.
-
-    Example:
-        >>> import torch
-        >>> passes, x = Repeated(), torch.ones(2)
-        >>> passes.take(x).mul_(3.0), passes.take(x).mul_(3.0)
-        (tensor([3., 3.]), tensor([3., 3.]))
-    """
-
-    def __init__(self, num_parts: int = 1) -> None:
-        self._parts_left = num_parts
-        self._copies: list[Tensor] = []
-        self._is_edited = False
-
-    def take(self, inputs: _T) -> _T:
-        """Return the inputs of the next pass; call it when the pass before is done.
-
-        Args:
-            inputs: tensors, in any structure of tuples, lists and dictionaries.
-        """
-        if torch.compiler.is_compiling():
-            return inputs
-        # An inference tensor does not count its edits.
-        self._is_edited |= any(each.is_inference() or each._version for each in self._copies)
-        self._copies = []
-        if not (self._parts_left or self._is_edited):
-            return inputs
-        copies = copied(inputs)
-        if self._parts_left:
-            self._parts_left -= 1
-            self._copies = [each for each in tree_leaves(copies) if isinstance(each, Tensor)]
-        return copies
-
-
-class Unedited:
-    """Gives one pass its inputs, and a second one only if the first has left them as they were.
-
-    Example:
-        >>> import torch
-        >>> passes, x = Unedited(), torch.ones(2)
-        >>> passes.take(x).mul_(3.0)
-        tensor([3., 3.])
-        >>> passes.take(x)
-        Traceback (most recent call last):
-        RuntimeError: the network edits its inputs in place, so that a pass cannot be run again: ...
-    """
-
-    def __init__(self) -> None:
-        self._versions: list[int] | None = None
-
-    def take(self, inputs: _T) -> _T:
-        """Return the inputs.
-
-        Raises:
-            RuntimeError: a pass before has edited them in place.
-        """
-        if torch.compiler.is_compiling():
-            return inputs
-        # An inference tensor does not count its edits.
-        tensors = (each for each in tree_leaves(inputs) if isinstance(each, Tensor))
-        versions = [each._version for each in tensors if not each.is_inference()]
-        if self._versions not in (None, versions):
-            raise RuntimeError(
-                "the network edits its inputs in place, so that a pass cannot be run again: a "
-                "parameter was used in another way than before; begin its forward with "
-                "x = x.clone()"
-            )
-        self._versions = versions
-        return inputs
 
 
 def check_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) -> None:

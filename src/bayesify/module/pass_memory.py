@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
-from bayesify.module.inputs import Inputs, batches_of, check_rows, copied, count_examples
+from bayesify.module.edited_inputs import copied
+from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
 from bayesify.module.kept_samples import sampler_of
-from bayesify.module.module_attributes import ModuleAttributes
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, Stream
 

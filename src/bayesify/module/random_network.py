@@ -26,7 +26,8 @@ from bayesify.estimators import (
 from bayesify.estimators.network_state import copy_network, kept_tensors, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
-from bayesify.module.inputs import Inputs, Repeated, Unedited, arguments_of
+from bayesify.module.edited_inputs import Repeated, Unedited
+from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.module.outputs import Output, check_output, tensor_of, warn_of_own_loss
 from bayesify.module.pretrained import RelativeStd, init_std_of
 from bayesify.module.shared_noise import warn_of_shared_noise

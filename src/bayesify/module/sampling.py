@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map_only
 from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.batching import MIN_GROUP, Batching, kind_of_pass, shared_group
+from bayesify.module.edited_inputs import Repeated
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
-    Repeated,
     arguments_of,
     batches_of,
     check_rows,

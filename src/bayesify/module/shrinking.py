@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 
 from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import PLAIN, Inputs, arguments_of, copied
+from bayesify.module.edited_inputs import copied
+from bayesify.module.inputs import PLAIN, Inputs, arguments_of
 from bayesify.module.unit_flow import UnitFlow, Use
 from bayesify.module.unit_roles import LAYERS, PER_UNIT, unit_weights
 

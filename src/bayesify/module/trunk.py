@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesify.estimators.network_state import evaluation_mode, modules_of, snapshot
 from bayesify.estimators.out_of_memory import is_out_of_memory
-from bayesify.module.inputs import Repeated
+from bayesify.module.edited_inputs import Repeated
 from bayesify.module.recorded_pass import (
     RecordedCall,
     Recording,
@@ -22,7 +22,7 @@ from bayesify.module.recorded_pass import (
 )
 from bayesify.module.replayed_pass import Forgotten, Replay
 
-__all__ = ["Trunk", "may_have_trunk", "shared_part"]
+__all__ = ["Trunk", "may_have_trunk", "may_zero_padding", "shared_part"]
 
 #: The least part of a pass's work that must be saved.
 _LEAST_SAVING = 0.2
@@ -69,10 +69,20 @@ def may_have_trunk(net: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._compiled_call_impl is not None
         or hasattr(module, "_orig_mod")  # of torch.compile
-        # Its fused kernel, which no pass with a function mode takes, sets padding to 0.
-        or (isinstance(module, nn.TransformerEncoder) and module.enable_nested_tensor)
+        or may_zero_padding(module)  # in a kernel that no pass with a function mode takes
         for module in modules
     )
+
+
+def may_zero_padding(module: nn.Module) -> bool:
+    """Return whether the fused kernel of a module sets the outputs of padding to 0.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(4, 2, batch_first=True)
+        >>> may_zero_padding(nn.TransformerEncoder(layer, 1)), may_zero_padding(layer)
+        (True, False)
+    """
+    return isinstance(module, nn.TransformerEncoder) and bool(module.enable_nested_tensor)
 
 
 class Trunk:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, arguments_of, copied, count_examples
+from bayesify.module.edited_inputs import copied
+from bayesify.module.inputs import Inputs, arguments_of, count_examples
 
 __all__ = ["PosteriorDensity", "as_float64"]
 

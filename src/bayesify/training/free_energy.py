@@ -24,7 +24,8 @@ from bayesify.distributions.priors import (
     StudentT,
 )
 from bayesify.estimators.network_state import evaluation_mode
-from bayesify.module.inputs import Inputs, arguments_of, copied
+from bayesify.module.edited_inputs import copied
+from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.training.backends.requirements import why_own_code
 from bayesify.training.elbo import ELBO

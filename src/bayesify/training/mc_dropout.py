@@ -20,10 +20,10 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.estimators.network_state import evaluation_mode, snapshot
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
+from bayesify.module.edited_inputs import Repeated
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
-    Repeated,
     batches_of,
     check_rows,
     count_examples,

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from bayesify.distributions.posteriors import WeightDraw
-from bayesify.module.inputs import Inputs, Repeated
+from bayesify.module.edited_inputs import Repeated
+from bayesify.module.inputs import Inputs
 from bayesify.training.backends.backend import Noise, require_finite
 from bayesify.training.backends.leaves import Leaves, ParameterGradients, gather
 from bayesify.training.convergence import StdResidual

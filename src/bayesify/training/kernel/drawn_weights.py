@@ -25,7 +25,8 @@ from bayesify.distributions.priors import Prior
 from bayesify.estimators.transforms import is_transformed
 from bayesify.estimators.weight_sampling import WeightSampling
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.inputs import Inputs, Repeated, arguments_of
+from bayesify.module.edited_inputs import Repeated
+from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.module.random_network import refuse_in_backward
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import counter_key, normals

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
 from bayesify.estimators.network_state import modules_of
 
-__all__ = ["ModuleAttributes"]
+__all__ = ["ModuleAttributes", "is_plain_object", "kept_attributes"]
 
 #: The attributes that every module has: parameters, buffers, submodules, hooks and the mode.
 _OF_ALL = frozenset(vars(nn.Module()))
@@ -42,14 +45,15 @@ class ModuleAttributes:
             each for own in self._own.values() for value in own.values() for each in _tensors(value)
         ]
         self._contents: list[tuple[Any, Any]] = [
-            (value, copy.copy(value))
+            (each, [*each.items()] if isinstance(each, dict) else [*each])
             for own in self._own.values()
             for value in own.values()
-            if type(value) in (list, dict) and len(value) <= _MOST
+            for each in _containers(value)
+            if isinstance(each, dict | list | deque)
         ]
 
     def new_tensors(self) -> list[str]:
-        """Return the attributes that hold other tensors than before, in a list or a dict too."""
+        """Return the attributes that hold other tensors than before, in a container too."""
         known = {id(each) for each in self._tensors}
         return [
             f"{path}.{name}" if path else name
@@ -67,7 +71,25 @@ class ModuleAttributes:
             held.update(own)
         for value, content in self._contents:
             value.clear()
-            value.extend(content) if type(value) is list else value.update(content)
+            value.update(content) if isinstance(value, dict) else value.extend(content)
+
+
+@contextmanager
+def kept_attributes(net: nn.Module) -> Iterator[None]:
+    """Restore the attributes of a network's modules on exit.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> with kept_attributes(net):
+        ...     net.cache = net.weight * 2
+        >>> hasattr(net, "cache")
+        False
+    """
+    attributes = ModuleAttributes(net)
+    try:
+        yield
+    finally:
+        attributes.restore()
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
@@ -76,13 +98,40 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _tensors(value: object) -> list[Tensor]:
     """Return the tensors of a value: itself, or those in containers of few entries."""
-    found: list[Tensor] = []
-    left, seen = [value], set()
+    if isinstance(value, Tensor):
+        return [value]
+    return [
+        each
+        for container in _containers(value)
+        for each in (container.values() if isinstance(container, dict) else container)
+        if isinstance(each, Tensor)
+    ]
+
+
+def _containers(value: object) -> list[Any]:
+    """Return the containers of few entries in a value, and the attributes of plain objects."""
+    found: list[Any] = []
+    left, seen = [value], set[int]()
     while left:
-        each = left.pop()
-        if isinstance(each, Tensor):
+        each: Any = left.pop()
+        if is_plain_object(each):
+            each = vars(each)
+        if not isinstance(each, dict | list | tuple | deque) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if len(each) <= _MOST:
             found.append(each)
-        elif type(each) in (list, tuple, dict) and id(each) not in seen and len(each) <= _MOST:  # type: ignore[arg-type]
-            seen.add(id(each))
-            left.extend(each.values() if isinstance(each, dict) else each)  # type: ignore[arg-type]
+            left.extend(each.values() if isinstance(each, dict) else each)
     return found
+
+
+def is_plain_object(value: object) -> bool:
+    """Return whether a value is an object that holds others in its attributes, and no code.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> is_plain_object(SimpleNamespace(x=1)), is_plain_object(nn.ReLU()), is_plain_object({})
+        (True, False, False)
+    """
+    is_other = isinstance(value, Tensor | nn.Module | ModuleType | dict | list | tuple | deque)
+    return hasattr(value, "__dict__") and not is_other and not callable(value)

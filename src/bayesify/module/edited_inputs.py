@@ -1,0 +1,142 @@
+"""Inputs of several passes of a network that may edit them in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bayesify.estimators.module_attributes import is_plain_object
+
+__all__ = ["Repeated", "Unedited", "copied"]
+
+_T = TypeVar("_T")
+
+
+def copied(inputs: _T) -> _T:
+    """Return copies of tensors and containers, for a network that may edit its inputs in place.
+
+    Args:
+        inputs: tensors, and plain objects with tensors as attributes, such as a dataclass, in any
+            structure of tuples, lists and dictionaries.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(2)
+        >>> copied(x).mul_(3.0), x
+        (tensor([3., 3.]), tensor([1., 1.]))
+    """
+    copies: _T = tree_map(_copied_leaf, inputs)
+    return copies
+
+
+def _copied_leaf(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) else _copied_object(value, copied)
+
+
+def _with_own_containers(inputs: _T) -> _T:
+    """Return the same tensors in containers and objects of their own."""
+    made: _T = tree_map(lambda each: _copied_object(each, _with_own_containers), inputs)
+    return made
+
+
+def _copied_object(value: object, copy_held: Callable[[Any], Any]) -> object:
+    """Return a copy of a plain object, with copies of the tensors and containers that it holds."""
+    if not is_plain_object(value):
+        return value
+    try:
+        made = copy.copy(value)
+    except Exception:  # an object may refuse it in its own code
+        return value
+    held = vars(made)
+    held.update({n: copy_held(v) for n, v in held.items() if isinstance(v, Tensor | dict | list)})
+    return made
+
+
+def _tensors_of(inputs: object) -> list[Tensor]:
+    leaves = tree_leaves(inputs)
+    held = tree_leaves([vars(leaf) for leaf in leaves if is_plain_object(leaf)])
+    return [each for each in (*leaves, *held) if isinstance(each, Tensor)]
+
+
+class Repeated:
+    """Gives several passes the same inputs, although a network may edit its inputs in place.
+
+    The first pass gets copies. Where it leaves these as they were, later ones get the tensors
+    themselves, in containers of their own.
+
+    Args:
+        num_parts: the number of batches into which each pass divides the inputs. ``take`` is called
+            for each batch of each pass, in order; where one was edited, all later ones are copied.
+
+    Example:
+        >>> import torch
+        >>> passes, x = Repeated(), torch.ones(2)
+        >>> passes.take(x).mul_(3.0), passes.take(x).mul_(3.0)
+        (tensor([3., 3.]), tensor([3., 3.]))
+    """
+
+    def __init__(self, num_parts: int = 1) -> None:
+        self._parts_left = num_parts
+        self._copies: list[Tensor] = []
+        self._is_edited = False
+
+    def take(self, inputs: _T) -> _T:
+        """Return the inputs of the next pass; call it when the pass before is done.
+
+        Args:
+            inputs: tensors, in any structure of tuples, lists and dictionaries.
+        """
+        if torch.compiler.is_compiling():
+            return inputs
+        # An inference tensor does not count its edits.
+        self._is_edited |= any(each.is_inference() or each._version for each in self._copies)
+        self._copies = []
+        if not (self._parts_left or self._is_edited):
+            return _with_own_containers(inputs)
+        copies = copied(inputs)
+        if self._parts_left:
+            self._parts_left -= 1
+            self._copies = _tensors_of(copies)
+        return copies
+
+
+class Unedited:
+    """Gives one pass its inputs, and a second one only if the first has left them as they were.
+
+    Example:
+        >>> import torch
+        >>> passes, x = Unedited(), torch.ones(2)
+        >>> passes.take(x).mul_(3.0)
+        tensor([3., 3.])
+        >>> passes.take(x)
+        Traceback (most recent call last):
+        RuntimeError: the network edits its inputs in place, so that a pass cannot be run again: ...
+    """
+
+    def __init__(self) -> None:
+        self._versions: list[int] | None = None
+
+    def take(self, inputs: _T) -> _T:
+        """Return the inputs.
+
+        Raises:
+            RuntimeError: a pass before has edited them in place.
+        """
+        if torch.compiler.is_compiling():
+            return inputs
+        # An inference tensor does not count its edits.
+        tensors = (each for each in tree_leaves(inputs) if isinstance(each, Tensor))
+        versions = [each._version for each in tensors if not each.is_inference()]
+        if self._versions not in (None, versions):
+            raise RuntimeError(
+                "the network edits its inputs in place, so that a pass cannot be run again: a "
+                "parameter was used in another way than before; begin its forward with "
+                "x = x.clone()"
+            )
+        self._versions = versions
+        return inputs

@@ -1,0 +1,189 @@
+"""Networks that keep something of a pass, or edit the containers of their inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bayesify import ELBO, BayesianModule, Flipout, LocalReparameterization, freeze
+
+
+@dataclass
+class Graph:
+    """The nodes of a graph, and who is joined to whom."""
+
+    x: Tensor
+    edges: Tensor
+
+
+class OnGraphs(nn.Module):
+    """Writes what it computes back into the graph that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, graph: Any) -> Tensor:
+        if isinstance(graph, dict):
+            graph["x"] = torch.tanh(self.first(graph["x"]))
+            features = graph.pop("x")
+        else:
+            graph.x = features = torch.tanh(self.first(graph.edges @ graph.x))
+        outputs: Tensor = self.last(features)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: {"x": x}, lambda x: Graph(x, torch.eye(6)), lambda x: OrderedDict(x=x, y=x)],
+)
+def test_containers_and_objects_that_a_pass_edits_stay_the_callers(
+    make: Callable[[Tensor], Any],
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    graph, bnn = make(x), BayesianModule(OnGraphs(), init_std=0.3)
+    found = bnn.predict((graph,), 5, batch_size="all", keep_samples=True)
+    assert found.samples is not None
+    for s in range(5):
+        expected = bnn.to_module(s)(make(x)).softmax(-1)
+        torch.testing.assert_close(found.samples[s], expected)
+    assert torch.equal(bnn.predict((graph,), 5, batch_size="all").mean, found.mean)
+    bnn.predict_mean((graph,), batch_size="all")
+    y = torch.arange(6) % 3
+    losses = [ELBO(bnn, num_data=6, num_samples=4)((each,), y).nll for each in (graph, make(x))]
+    torch.testing.assert_close(losses[0], losses[1])
+    held = graph.x if isinstance(graph, Graph) else graph["x"]
+    assert held is x
+
+
+class Caching(nn.Linear):
+    """Keeps its weight, in a container of some kind, for later passes in evaluation mode."""
+
+    def __init__(self, cache: Any) -> None:
+        super().__init__(3, 2, bias=False)
+        self.cache = cache
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = vars(self.cache) if isinstance(self.cache, SimpleNamespace) else self.cache
+        if "weight" not in held:
+            held["weight"] = self.weight.detach().clone()
+        return nn.functional.linear(x, held["weight"])
+
+
+@pytest.mark.parametrize("make", [OrderedDict, lambda: defaultdict(list), SimpleNamespace, dict])
+def test_weights_in_containers_of_any_kind_are_refused(make: Callable[[], Any]) -> None:
+    bnn = BayesianModule(Caching(make()), init_std=0.5)
+    for options in ({}, {"batch_size": 2}, {"batch_size": "all"}):
+        with pytest.raises(ValueError, match="keeps tensors of an earlier pass in cache, on which"):
+            bnn.predict(torch.ones(5, 3), 10, **options)  # type: ignore[arg-type]
+
+
+def test_the_weights_of_one_sample_are_not_those_of_the_next() -> None:
+    bnn, x = BayesianModule(Caching({}), init_std=0.5), torch.ones(1, 3)
+    for seed in range(3):
+        found = bnn.predict(x, 1, seed=seed).mean
+        alone = BayesianModule(nn.Linear(3, 2, bias=False), init_std=0.5)
+        alone.posterior.load_state_dict(bnn.posterior.state_dict())
+        torch.testing.assert_close(found, alone.predict(x, 1, seed=seed).mean)
+
+
+class Recurrent(nn.Module):
+    """Resumes from the state of its last pass, and counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.GRUCell(4, 5), nn.Linear(5, 3)
+        self.state: Tensor | None = None
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.state = self.cell(x, self.state)
+        outputs: Tensor = self.last(self.state)
+        return outputs
+
+
+@pytest.mark.parametrize("estimator", [LocalReparameterization(), Flipout()])
+def test_a_trace_leaves_no_state(estimator: Any) -> None:
+    torch.manual_seed(0)
+    net, x = Recurrent(), torch.randn(5, 4)
+    bnn = BayesianModule(copy.deepcopy(net), init_std=1e-6, estimator=estimator)
+    bnn.summary(x)
+    assert bnn.net.state is None
+    for passes in (1, 2):
+        torch.testing.assert_close(bnn(x), net(x), rtol=1e-3, atol=1e-4)
+        assert bnn.net.passes == passes
+
+
+class WithOwnModes(nn.Linear):
+    """Has noise in training mode, which its own ``train`` sets."""
+
+    noise = 0.1
+
+    def train(self, mode: bool = True) -> WithOwnModes:
+        self.noise = 0.1 if mode else 0.0
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_prediction_restores_what_a_mode_sets(is_training: bool) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), WithOwnModes(3, 2)).train()
+    bnn = BayesianModule(net)
+    bnn.net[1].train(is_training)
+    for predict in (bnn.predict, bnn.predict_mean):
+        predict(torch.ones(4, 3))
+        assert bnn.net[1].noise == (0.1 if is_training else 0.0)
+        modes = [each.training for each in (bnn.net, bnn.net[0], bnn.net[1])]
+        assert modes == [True, True, is_training]
+
+
+class Keeping(nn.Module):
+    """Keeps its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.features: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = torch.tanh(self.first(x))
+        outputs: Tensor = self.last(self.features)
+        return outputs
+
+
+def test_a_frozen_network_that_keeps_results_can_be_copied() -> None:
+    frozen = freeze(BayesianModule(Keeping()), 8)
+    first = frozen(torch.ones(2, 4))
+    for each in (frozen, copy.deepcopy(frozen)):
+        assert torch.equal(each(torch.ones(2, 4)).mean, first.mean)
+        copy.deepcopy(each)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_frozen_encoder_treats_padding_as_a_prediction_does() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.body, self.last = nn.TransformerEncoder(layer, 1), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            outputs: Tensor = self.last(self.body(x, src_key_padding_mask=padding).mean(1))
+            return outputs
+
+    torch.manual_seed(0)
+    bnn = BayesianModule(Pooled(), init_std=0.2, include=("last.*",))
+    padding = torch.zeros(6, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    inputs = (torch.randn(6, 5, 8), padding)
+    found = freeze(bnn, 10)(*inputs).mean
+    torch.testing.assert_close(found, bnn.predict(inputs, 10).mean)
