@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, Flipout, LocalReparameterization, freeze
@@ -63,6 +64,42 @@ def test_containers_and_objects_that_a_pass_edits_stay_the_callers(
     torch.testing.assert_close(losses[0], losses[1])
     held = graph.x if isinstance(graph, Graph) else graph["x"]
     assert held is x
+
+
+class Marking(OnGraphs):
+    """Keeps a constant of each pass besides."""
+
+    mask: Tensor | None = None
+
+    def forward(self, graph: Any) -> Tensor:
+        self.mask = torch.ones(1)
+        return super().forward(graph)
+
+
+def test_a_search_for_caches_leaves_the_callers_object() -> None:
+    x = torch.randn(6, 4)
+    graph, bnn = Graph(x, torch.eye(6)), BayesianModule(Marking(), init_std=0.3)
+    found = [bnn.predict((graph,), 4, batch_size="all").mean for _ in range(2)]
+    assert torch.equal(*found)
+    assert graph.x is x
+
+
+class Node:
+    """An object that knows another one, which knows it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.edges, self.others = torch.eye(len(x)), [self]
+
+    def __copy__(self) -> Node:
+        return self
+
+
+def test_objects_in_a_circle_that_are_not_copied_are_inputs() -> None:
+    node = Node(torch.randn(6, 4))
+    x = node.x
+    BayesianModule(OnGraphs()).predict((node,), 1, batch_size="all")
+    assert node.x is not x  # it was not copied, as its own code wants it
 
 
 class Caching(nn.Linear):
@@ -124,6 +161,25 @@ def test_a_trace_leaves_no_state(estimator: Any) -> None:
         assert bnn.net.passes == passes
 
 
+class Settings(dict[str, Any]):
+    """A dictionary that is not changed once it is made."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("settings are not changed")
+
+
+def test_a_trace_leaves_containers_with_code_of_their_own() -> None:
+    net = nn.Linear(4, 3)
+    net.counts, net.settings = Counter(a=3), Settings(size=4)
+    net.layers = torch.fx.immutable_collections.immutable_list([1, 2])
+    bnn = BayesianModule(net, estimator=LocalReparameterization())
+    bnn(torch.randn(5, 4))
+    bnn.predict(torch.randn(5, 4), 3, batch_size="all")
+    assert bnn.net.counts == Counter(a=3)
+    assert bnn.net.settings == {"size": 4}
+    assert bnn.net.layers == [1, 2]
+
+
 class WithOwnModes(nn.Linear):
     """Has noise in training mode, which its own ``train`` sets."""
 
@@ -176,7 +232,7 @@ def test_a_frozen_encoder_treats_padding_as_a_prediction_does() -> None:
             layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
             self.body, self.last = nn.TransformerEncoder(layer, 1), nn.Linear(8, 3)
 
-        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
             outputs: Tensor = self.last(self.body(x, src_key_padding_mask=padding).mean(1))
             return outputs
 
@@ -184,6 +240,8 @@ def test_a_frozen_encoder_treats_padding_as_a_prediction_does() -> None:
     bnn = BayesianModule(Pooled(), init_std=0.2, include=("last.*",))
     padding = torch.zeros(6, 5, dtype=torch.bool)
     padding[:, 3:] = True
-    inputs = (torch.randn(6, 5, 8), padding)
-    found = freeze(bnn, 10)(*inputs).mean
-    torch.testing.assert_close(found, bnn.predict(inputs, 10).mean)
+    frozen, x = freeze(bnn, 10), torch.randn(6, 5, 8)
+    for mask in (padding, None):
+        found = frozen(x, mask).mean
+        inputs = {"x": x, "padding": mask}
+        torch.testing.assert_close(found, bnn.predict(inputs, 10).mean)

@@ -90,6 +90,11 @@ def test_the_smallest_set_of_equal_classes(classes: int, dtype: torch.dtype) -> 
         assert int(smallest_sets(p, held / classes).sum()) == held
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_most_probable_class_is_always_in_the_set(dtype: torch.dtype) -> None:
+    assert smallest_sets(torch.tensor([[0.6, 0.4]], dtype=dtype), 1e-6).tolist() == [[True, False]]
+
+
 def test_the_smallest_sets_are_of_probabilities() -> None:
     with pytest.raises(ValueError, match="must be finite, got nan"):
         smallest_sets(torch.full((1, 3), torch.nan), 0.9)

@@ -135,6 +135,23 @@ def test_a_prediction_does_not_depend_on_the_path_of_one_before() -> None:
     assert torch.equal(dropout.predict((X, 0.0 * called), 20).epistemic, first)
 
 
+class Annealed(nn.Module):
+    """Sets the p of its dropout layer in each pass, and reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.dropout.p = 0.4
+        return nn.functional.dropout(x, self.dropout.p, self.training)
+
+
+def test_the_p_of_a_layer_may_be_set_in_a_pass() -> None:
+    found = MCDropout(Annealed(), CategoricalLikelihood()).predict(X, 20)
+    assert float(found.epistemic.min()) > 1e-3
+
+
 class LeftOver(nn.Module):
     """Has a dropout layer that predictions do not use, and collects statistics in training mode."""
 

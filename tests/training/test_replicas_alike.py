@@ -7,8 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,6 +62,12 @@ def with_hook(net: nn.Module, factor: float) -> nn.Module:
     return net
 
 
+def with_keys(net: nn.Module) -> nn.Module:
+    """Modules of one's own as keys."""
+    net.names, net.some = {net.a: "a"}, {net.b}
+    return net
+
+
 @pytest.mark.parametrize(
     ("other", "name"),
     [
@@ -68,6 +76,7 @@ def with_hook(net: nn.Module, factor: float) -> nn.Module:
         (lambda: Net(mean=X.mean(0)), "the attribute 'settings'"),
         (lambda: Net(scale=torch.tensor(5.0)), "the buffer 'scale' of its Net"),
         (lambda: with_hook(Net(), 2.0), "the attribute '_forward_hooks' of its Linear"),
+        (lambda: Net(generator=torch.Generator().manual_seed(1)), "the attribute 'settings'"),
     ],
 )
 def test_networks_that_compute_something_else_are_refused(
@@ -88,6 +97,10 @@ def test_networks_that_compute_something_else_are_refused(
         lambda: Net(mean=X.mean(0).clone(), weights=[1.0, float("nan")]),
         lambda: with_hook(Net(scale=torch.tensor(2.0)), 2.0),
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)), nn.ReLU()),
+        lambda: Net(generator=torch.Generator().manual_seed(0), random=np.random.default_rng(0)),
+        lambda: Net(table=torch.tensor([1.0, float("nan")]), array=np.array([float("nan")])),
+        lambda: with_keys(Net()),
+        lambda: torch.fx.symbolic_trace(Net()),
     ],
 )
 def test_equal_attributes_of_networks_of_their_own_are_no_difference(
@@ -139,6 +152,25 @@ def test_what_a_pass_would_set_in_one_network_only_is_refused(options: dict[str,
     with pytest.raises(ValueError, match=r"a forward pass sets 'mean' of its Running, .* by fit"):
         trained(elbos)
     assert elbos[0].bnn.net.mean is before
+
+
+class ScaledByItself(nn.Linear):
+    """Keeps a scale, and branches on it."""
+
+    scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.scale = outputs.detach().abs().max()
+        return outputs if self.scale < 1e3 else outputs / self.scale
+
+
+def test_a_network_that_is_refused_is_trained_alone() -> None:
+    elbos = made(ScaledByItself(4, 2), ScaledByItself(4, 2))
+    with pytest.raises(ValueError, match=r"cannot be run at once.* by fit"):
+        trained(elbos)
+    alone(elbos)
+    assert float(elbos[0].bnn.net.scale) > 0.0
 
 
 class Branching(nn.Linear):

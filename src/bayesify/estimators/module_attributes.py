@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import copy
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +17,10 @@ __all__ = ["ModuleAttributes", "is_plain_object", "kept_attributes"]
 
 #: The attributes that every module has: parameters, buffers, submodules, hooks and the mode.
 _OF_ALL = frozenset(vars(nn.Module()))
-#: Containers with more entries are taken for data, not for a cache.
+#: Values with more entries are taken for data, not for a cache.
 _MOST = 1000
+#: Types that are cleared and filled as a list or a dictionary is, and the tuple.
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, tuple)
 
 
 class ModuleAttributes:
@@ -44,12 +47,12 @@ class ModuleAttributes:
         self._tensors = [
             each for own in self._own.values() for value in own.values() for each in _tensors(value)
         ]
-        self._contents: list[tuple[Any, Any]] = [
-            (each, [*each.items()] if isinstance(each, dict) else [*each])
+        self._contents = [
+            (each, copy.copy(each))
             for own in self._own.values()
             for value in own.values()
             for each in _containers(value)
-            if isinstance(each, dict | list | deque)
+            if type(each) is not tuple
         ]
 
     def new_tensors(self) -> list[str]:
@@ -70,8 +73,9 @@ class ModuleAttributes:
                 del held[name]
             held.update(own)
         for value, content in self._contents:
-            value.clear()
-            value.update(content) if isinstance(value, dict) else value.extend(content)
+            if list(map(id, _entries(value))) != list(map(id, _entries(content))):
+                value.clear()
+                value.update(content) if isinstance(value, dict) else value.extend(content)
 
 
 @contextmanager
@@ -96,6 +100,11 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_ALL}
 
 
+def _entries(container: Any) -> list[Any]:
+    is_mapping = isinstance(container, dict)
+    return [*container, *container.values()] if is_mapping else [*container]
+
+
 def _tensors(value: object) -> list[Tensor]:
     """Return the tensors of a value: itself, or those in containers of few entries."""
     if isinstance(value, Tensor):
@@ -109,19 +118,23 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _containers(value: object) -> list[Any]:
-    """Return the containers of few entries in a value, and the attributes of plain objects."""
+    """Return the containers in a value, and the attributes of a plain object; none of many entries.
+
+    Only of types that are cleared and filled as a list or a dictionary is.
+    """
     found: list[Any] = []
-    left, seen = [value], set[int]()
+    left: list[Any] = [vars(value) if is_plain_object(value) else value]
+    seen, entries = set[int](), 0
     while left:
-        each: Any = left.pop()
-        if is_plain_object(each):
-            each = vars(each)
-        if not isinstance(each, dict | list | tuple | deque) or id(each) in seen:
+        each = left.pop()
+        if type(each) not in _CONTAINERS or id(each) in seen:
             continue
         seen.add(id(each))
-        if len(each) <= _MOST:
-            found.append(each)
-            left.extend(each.values() if isinstance(each, dict) else each)
+        entries += len(each)
+        if entries > _MOST:
+            return []
+        found.append(each)
+        left.extend(each.values() if isinstance(each, dict) else each)
     return found
 
 
@@ -133,5 +146,6 @@ def is_plain_object(value: object) -> bool:
         >>> is_plain_object(SimpleNamespace(x=1)), is_plain_object(nn.ReLU()), is_plain_object({})
         (True, False, False)
     """
-    is_other = isinstance(value, Tensor | nn.Module | ModuleType | dict | list | tuple | deque)
-    return hasattr(value, "__dict__") and not is_other and not callable(value)
+    is_other = isinstance(value, Tensor | nn.Module | ModuleType | type | FunctionType)
+    is_container = isinstance(value, dict | list | tuple | set | deque)
+    return hasattr(value, "__dict__") and not is_other and not is_container

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from bayesify.estimators.module_attributes import is_plain_object
 
@@ -20,9 +21,11 @@ _T = TypeVar("_T")
 def copied(inputs: _T) -> _T:
     """Return copies of tensors and containers, for a network that may edit its inputs in place.
 
+    An object with tensors as attributes, such as a dataclass, is copied with these, and with
+    tensors in lists and dictionaries that it holds; objects within objects are not.
+
     Args:
-        inputs: tensors, and plain objects with tensors as attributes, such as a dataclass, in any
-            structure of tuples, lists and dictionaries.
+        inputs: tensors and objects, in any structure of tuples, lists and dictionaries.
 
     Example:
         >>> import torch
@@ -30,30 +33,29 @@ def copied(inputs: _T) -> _T:
         >>> copied(x).mul_(3.0), x
         (tensor([3., 3.]), tensor([1., 1.]))
     """
-    copies: _T = tree_map(_copied_leaf, inputs)
+    copies: _T = tree_map(partial(_copied_leaf, of_tensor=torch.clone), inputs)
     return copies
-
-
-def _copied_leaf(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) else _copied_object(value, copied)
 
 
 def _with_own_containers(inputs: _T) -> _T:
     """Return the same tensors in containers and objects of their own."""
-    made: _T = tree_map(lambda each: _copied_object(each, _with_own_containers), inputs)
+    made: _T = tree_map(partial(_copied_leaf, of_tensor=lambda each: each), inputs)
     return made
 
 
-def _copied_object(value: object, copy_held: Callable[[Any], Any]) -> object:
-    """Return a copy of a plain object, with copies of the tensors and containers that it holds."""
-    if not is_plain_object(value):
+def _copied_leaf(value: object, of_tensor: Callable[[Tensor], Tensor]) -> object:
+    if isinstance(value, Tensor):
+        return of_tensor(value)
+    if not (is_plain_object(value) and _tensors_of(value)):
         return value
     try:
         made = copy.copy(value)
     except Exception:  # an object may refuse it in its own code
         return value
-    held = vars(made)
-    held.update({n: copy_held(v) for n, v in held.items() if isinstance(v, Tensor | dict | list)})
+    if made is not value:
+        for name, each in list(vars(made).items()):
+            if isinstance(each, Tensor | dict | list):
+                vars(made)[name] = tree_map_only(Tensor, of_tensor, each)
     return made
 
 

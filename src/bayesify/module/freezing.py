@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -237,8 +238,6 @@ class _StackedWeights(nn.Module):
             self.net = copy.deepcopy(bnn.net, kept_tensors(bnn.net))
         self.output, self.num_samples = bnn.output, num_samples
         self._turns = Turns()
-        # Under vmap there is no fused kernel, which sets padding to 0.
-        self._is_looped = any(map(may_zero_padding, self.net.modules()))
         self._keeps_results: bool | None = None
         with torch.no_grad():
             weights = sampler_of(bnn.posterior, key)(range(num_samples))
@@ -271,14 +270,31 @@ class _StackedWeights(nn.Module):
         if is_exporting:
             return looped()
         with self._turns.taken():
-            if self._is_looped:
-                return looped()
             # Results that a pass keeps would be of all samples at once.
             attributes = ModuleAttributes(self.net) if self._keeps_results is not False else None
             inputs = take((args, kwargs))
-            outputs = in_one_pass(self.net, lambda each: run(each, inputs), stacked)
+            with _noted_padding(self.net) as padded:
+                outputs = in_one_pass(self.net, lambda each: run(each, inputs), stacked)
+            if padded:  # which the fused kernel sets to 0, and no pass under vmap has that
+                outputs = None
             if attributes is not None:
                 self._keeps_results = bool(attributes.new_tensors())
                 if self._keeps_results:
                     attributes.restore()
             return looped() if outputs is None else outputs
+
+
+@contextmanager
+def _noted_padding(net: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield a list of the encoders that are called with a mask of padding within the block."""
+    padded: list[nn.Module] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("src_key_padding_mask", args[2] if len(args) > 2 else None)
+        if mask is not None:
+            padded.append(module)
+
+    with ExitStack() as hooks:
+        for module in filter(may_zero_padding, net.modules()):
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield padded

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
@@ -245,7 +244,7 @@ class PassMemory(NamedTuple):
             nonlocal edits_weights
             args, kwargs = next(batches_of(inputs, count))
             # Copies, as a network may edit its inputs.
-            args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+            args, kwargs = copied((args, kwargs))
             with MemoryTracker() as tracker, UnfusedAttention():
                 result = network.tensor_of(network.run_with(weights, *args, **kwargs))
             edits_weights |= weights.untyped_storage()._cdata in tracker.written
@@ -339,7 +338,7 @@ def _is_carried(
 
     def outputs() -> Tensor:
         undo()
-        args, kwargs = tree_map_only(Tensor, torch.clone, next(batches_of(inputs, count)))
+        args, kwargs = copied(next(batches_of(inputs, count)))
         with UnfusedAttention():
             result = network.run_with(weights.clone(), *args, **kwargs)
         return network.tensor_of(result).clone()

@@ -82,7 +82,7 @@ def may_zero_padding(module: nn.Module) -> bool:
         >>> may_zero_padding(nn.TransformerEncoder(layer, 1)), may_zero_padding(layer)
         (True, False)
     """
-    return isinstance(module, nn.TransformerEncoder) and bool(module.enable_nested_tensor)
+    return isinstance(module, nn.TransformerEncoder) and bool(module.use_nested_tensor)
 
 
 class Trunk:

@@ -17,10 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
-from bayesify.estimators.network_state import evaluation_mode, snapshot
+from bayesify.estimators.network_state import evaluation_mode, has_own_code, snapshot
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
-from bayesify.module.edited_inputs import Repeated
+from bayesify.module.edited_inputs import Repeated, copied
 from bayesify.module.inputs import (
     WHOLE,
     Inputs,
@@ -184,12 +184,10 @@ class _DropoutOutputs:
         return self._num_samples
 
     def run_once(self) -> None:
-        """Run one pass over all inputs, whatever it returns."""
-        passes = Repeated(num_batches(self._inputs, self._batch_size))
-        for args, kwargs in batches_of(self._inputs, self._batch_size):
-            args, kwargs = passes.take((args, kwargs))
-            with UnfusedAttention():
-                self._run(*args, **kwargs)
+        """Run the network on the first batch, whatever it returns."""
+        args, kwargs = copied(next(batches_of(self._inputs, self._batch_size)))
+        with UnfusedAttention():
+            self._run(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Tensor]:
         passes = Repeated(num_batches(self._inputs, self._batch_size))
@@ -228,6 +226,8 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
 
 def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Module]:
     """Return the modules that read the p of a dropout layer of theirs, which they do not call."""
+    if not has_own_code(net):  # PyTorch's modules call theirs
+        return []
     unused = {each for each in _dropout_modules(net) if isinstance(each, _DropoutNd)}
     read: set[nn.Module] = set()
     with ExitStack() as stack:
@@ -249,6 +249,7 @@ def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Mod
         except Exception as error:  # as of a network that needs targets in training mode
             if is_out_of_memory(error):
                 raise
+            read |= unused  # they may be read after it
     read &= unused
     return [owner for owner in owners if not read.isdisjoint(owner.children())]
 
@@ -257,12 +258,15 @@ def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Mod
 def _noted_reads(layer: nn.Module, read: set[nn.Module]) -> Iterator[None]:
     """Add the layer to ``read`` when its p is read within the block."""
 
-    def p(self: nn.Module) -> Any:
+    def get_p(self: nn.Module) -> Any:
         read.add(self)
         return vars(self)["p"]
 
+    def set_p(self: nn.Module, value: Any) -> None:
+        vars(self)["p"] = value
+
     kind = type(layer)
-    layer.__class__ = type(kind.__name__, (kind,), {"p": property(p)})
+    layer.__class__ = type(kind.__name__, (kind,), {"p": property(get_p, set_p)})
     try:
         yield
     finally:

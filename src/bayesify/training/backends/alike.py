@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from bayesify.estimators.network_state import modules_of
@@ -19,6 +20,7 @@ from bayesify.module.bayesian import BayesianModule
 __all__ = ["computed_names", "difference"]
 
 _TENSORS = ("_parameters", "_buffers")
+_HOOKS = [name for name, held in vars(nn.Module()).items() if "_hooks" in name and held == {}]
 _original_class = parametrize.type_before_parametrizations
 
 
@@ -77,7 +79,8 @@ def _likelihood(bnn: BayesianModule) -> object:
 
 def _difference_of_modules(first: nn.Module, other: nn.Module) -> str | None:
     # Parametrised modules have classes of their own, each of the name of the original one.
-    if _original_class(first) is not _original_class(other):
+    are_graphs = isinstance(first, fx.GraphModule) and isinstance(other, fx.GraphModule)
+    if _original_class(first) is not _original_class(other) and not are_graphs:
         return "the class"
     for kind in _TENSORS:
         mine, its = (_shapes(vars(module)[kind]) for module in (first, other))
@@ -89,10 +92,12 @@ def _difference_of_modules(first: nn.Module, other: nn.Module) -> str | None:
     for name in {**mine, **its}:
         if name in (*_TENSORS, "_modules", *computed_names(first)):
             continue
+        if are_graphs and name == "_graph":  # their code is compared
+            continue
         if name not in mine or name not in its:
             return f"the attribute {name!r}"
         pair: tuple[Any, Any] = mine[name], its[name]
-        if "_hooks" in name:  # by numbers that are other ones in each network
+        if name in _HOOKS:  # by numbers that are other ones in each network
             pair = [*pair[0].values()], [*pair[1].values()]
         if not alike(*pair):
             return f"the attribute {name!r}"
@@ -124,15 +129,22 @@ class _Alike:
         if isinstance(first, Tensor):
             kinds = [(each.shape, each.dtype, each.device) for each in (first, other)]
             is_weight = isinstance(first, nn.Parameter)  # whose values may differ
-            return kinds[0] == kinds[1] and (is_weight or torch.equal(first, other))
+            return kinds[0] == kinds[1] and (is_weight or _equal_tensors(first, other))
         if isinstance(first, np.ndarray):
-            return first.dtype == other.dtype and np.array_equal(first, other)
+            return first.dtype == other.dtype and self(first.tolist(), other.tolist())
+        if isinstance(first, torch.Generator):
+            return torch.equal(first.get_state(), other.get_state())
+        if isinstance(first, np.random.Generator):
+            return self(first.bit_generator.state, other.bit_generator.state)
         if isinstance(first, Mapping):
-            return first.keys() == other.keys() and all(
-                self(value, other[key]) for key, value in first.items()
+            return self([*first.keys()], [*other.keys()]) and self(
+                [*first.values()], [*other.values()]
             )
-        if isinstance(first, list | tuple):
+        if isinstance(first, list | tuple | deque):
             return len(first) == len(other) and all(map(self, first, other))
+        if isinstance(first, set | frozenset):
+            of_modules = all(isinstance(each, nn.Module) for each in (*first, *other))
+            return len(first) == len(other) if of_modules else bool(first == other)
         if isinstance(first, types.MethodType):
             return first.__func__ is other.__func__ and self(first.__self__, other.__self__)
         if isinstance(first, types.FunctionType):
@@ -151,6 +163,12 @@ class _Alike:
         except Exception:  # of the object's own code
             return False
         return hasattr(first, "__dict__") and self(vars(first), vars(other))
+
+
+def _equal_tensors(first: Tensor, other: Tensor) -> bool:
+    if first.is_sparse or first.layout is not torch.strided:
+        first, other = first.to_dense(), other.to_dense()
+    return bool(((first == other) | ((first != first) & (other != other))).all())
 
 
 def _captured(function: types.FunctionType) -> tuple[object, ...]:

@@ -57,20 +57,21 @@ def unchanged_attributes(net: nn.Module) -> Iterator[None]:
     """
     modules = modules_of(net)
     before = [(dict(vars(module)), dict(module._buffers)) for module in modules]
-    yield
-    for module, held in zip(modules, before, strict=True):
-        changed: list[str] = []
-        for now, then in zip((vars(module), module._buffers), held, strict=True):
-            names = [name for name in now if now[name] is not then.get(name, _MISSING)]
-            if names:
-                now.clear()
-                now.update(then)
-            changed += names
-        computed = computed_names(module)
-        own = [name for name in changed if name not in computed]
-        if own:
-            raise ValueError(
-                f"the networks cannot be run at once: a forward pass sets {own[0]!r} of its "
-                f"{type(module).__name__}, which is no buffer with a value; register one, or train "
-                "each network by fit"
-            )
+    changed: list[tuple[nn.Module, str]] = []
+    try:
+        yield
+    finally:
+        for module, held in zip(modules, before, strict=True):
+            computed = computed_names(module)
+            for now, then in zip((vars(module), module._buffers), held, strict=True):
+                names = [name for name in now if now[name] is not then.get(name, _MISSING)]
+                if names:
+                    now.clear()
+                    now.update(then)
+                changed += [(module, name) for name in names if name not in computed]
+    for module, name in changed:
+        raise ValueError(
+            f"the networks cannot be run at once: a forward pass sets {name!r} of its "
+            f"{type(module).__name__}, which is no buffer with a value; register one, or train "
+            "each network by fit"
+        )

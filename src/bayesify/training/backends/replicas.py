@@ -451,5 +451,5 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
             raise ValueError(
                 "the networks must be of one architecture, with one estimator, on one device, "
                 f"with priors of one kind, but network {number} differs from network 0 in "
-                f"{differs}; train each by fit"
+                f"{differs}, or the two cannot be compared there; train each by fit"
             )
