@@ -226,9 +226,9 @@ def _dropout_modules(net: nn.Module) -> list[nn.Module]:
 
 def _readers_of_dropout(net: nn.Module, outputs: _DropoutOutputs) -> list[nn.Module]:
     """Return the modules that read the p of a dropout layer of theirs, which they do not call."""
-    if not has_own_code(net):  # PyTorch's modules call theirs
-        return []
     unused = {each for each in _dropout_modules(net) if isinstance(each, _DropoutNd)}
+    if not (unused and has_own_code(net)):  # PyTorch's modules call theirs
+        return []
     read: set[nn.Module] = set()
     with ExitStack() as stack:
         for layer in list(unused):
