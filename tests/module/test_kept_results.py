@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+from tests.module.test_predict import Stateful
 from torch import Tensor, nn
 
 from bayesify import ELBO, BayesianModule, Flipout, LocalReparameterization, freeze
@@ -133,26 +134,20 @@ def test_the_weights_of_one_sample_are_not_those_of_the_next() -> None:
         torch.testing.assert_close(found, alone.predict(x, 1, seed=seed).mean)
 
 
-class Recurrent(nn.Module):
+class Counting(Stateful):
     """Resumes from the state of its last pass, and counts its passes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.last = nn.GRUCell(4, 5), nn.Linear(5, 3)
-        self.state: Tensor | None = None
-        self.passes = 0
+    passes = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
-        self.state = self.cell(x, self.state)
-        outputs: Tensor = self.last(self.state)
-        return outputs
+        return super().forward(x)
 
 
 @pytest.mark.parametrize("estimator", [LocalReparameterization(), Flipout()])
 def test_a_trace_leaves_no_state(estimator: Any) -> None:
     torch.manual_seed(0)
-    net, x = Recurrent(), torch.randn(5, 4)
+    net, x = Counting(), torch.randn(5, 4)
     bnn = BayesianModule(copy.deepcopy(net), init_std=1e-6, estimator=estimator)
     bnn.summary(x)
     assert bnn.net.state is None

@@ -127,12 +127,12 @@ class TwoPaths(nn.Module):
 
 
 def test_a_prediction_does_not_depend_on_the_path_of_one_before() -> None:
-    called = torch.ones(len(X), 1)
-    dropout = MCDropout(TwoPaths(), CategoricalLikelihood())
-    first = dropout.predict((X, 0.0 * called), 20).epistemic
-    assert float(first.min()) > 1e-3
+    called, net = torch.ones(len(X), 1), TwoPaths()
+    expected = MCDropout(net, CategoricalLikelihood()).predict((X, 0.0 * called), 20).epistemic
+    assert float(expected.min()) > 1e-3
+    dropout = MCDropout(net, CategoricalLikelihood())
     dropout.predict((X, called), 20)
-    assert torch.equal(dropout.predict((X, 0.0 * called), 20).epistemic, first)
+    assert torch.equal(dropout.predict((X, 0.0 * called), 20).epistemic, expected)
 
 
 class Annealed(nn.Module):

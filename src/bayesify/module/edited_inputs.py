@@ -124,7 +124,7 @@ class Unedited:
         self._versions: list[int] | None = None
 
     def take(self, inputs: _T) -> _T:
-        """Return the inputs.
+        """Return the tensors themselves, in containers of their own.
 
         Raises:
             RuntimeError: a pass before has edited them in place.
@@ -132,8 +132,7 @@ class Unedited:
         if torch.compiler.is_compiling():
             return inputs
         # An inference tensor does not count its edits.
-        tensors = (each for each in tree_leaves(inputs) if isinstance(each, Tensor))
-        versions = [each._version for each in tensors if not each.is_inference()]
+        versions = [each._version for each in _tensors_of(inputs) if not each.is_inference()]
         if self._versions not in (None, versions):
             raise RuntimeError(
                 "the network edits its inputs in place, so that a pass cannot be run again: a "
@@ -141,4 +140,4 @@ class Unedited:
                 "x = x.clone()"
             )
         self._versions = versions
-        return inputs
+        return _with_own_containers(inputs)

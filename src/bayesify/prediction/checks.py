@@ -5,9 +5,12 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["check_level", "check_logits", "check_sums", "check_tensors"]
+__all__ = ["check_level", "check_logits", "check_sums", "check_tensors", "signed"]
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 #: Largest error of the sum of the probabilities of an example: bfloat16 rounds a logarithm below
 #: -8, and so every probability of thousands of equal classes, by up to 1 / 32.
@@ -27,6 +30,18 @@ def check_tensors(**values: object) -> None:
             raise TypeError(
                 f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})"
             )
+
+
+def signed(values: Tensor) -> Tensor:
+    """Return unsigned integers of several bytes as int64, and other tensors as they are.
+
+    PyTorch neither compares nor adds them.
+
+    Example:
+        >>> signed(torch.tensor([3], dtype=torch.uint16)) > 2
+        tensor([True])
+    """
+    return values.to(torch.int64) if values.dtype in _UNSIGNED else values
 
 
 def check_logits(logits: Tensor) -> None:

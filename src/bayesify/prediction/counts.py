@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.prediction.checks import check_level
+from bayesify.prediction.checks import check_level, signed
 from bayesify.prediction.numeric import NumericPredictive
 from bayesify.prediction.predictive import choose_samples
 from bayesify.prediction.special import scipy_function
@@ -32,7 +32,6 @@ __all__ = [
 _MAX_STEPS = 64
 #: Means must be below it to fit into 64 bits; quantiles and drawn rates are at most it.
 _LARGEST = 2.0**62
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 #: From here Stirling's series of the log-gamma function has full precision.
 _MANY = 15.0
 #: Of greater odds, odds / (1 + odds) is so near 1 that most digits of the difference are lost.
@@ -373,8 +372,7 @@ def check_counts(targets: Tensor) -> None:
         )
     if targets.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    # PyTorch does not compare unsigned integers of several bytes.
-    targets = targets.double() if targets.dtype in _UNSIGNED else targets
+    targets = signed(targets)
     wrong = targets[~((targets >= 0) & (targets == targets.floor()) & (targets < math.inf))]
     if wrong.numel():
         raise ValueError(

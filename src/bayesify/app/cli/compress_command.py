@@ -127,8 +127,8 @@ def compress(
     ]
     if size.num_other_bytes:
         lines.append(
-            f"{size.num_other_bytes:,} of the bytes are of weights that are not random, which are "
-            "stored as they are and not counted here"
+            f"{size.num_other_bytes:,} of the bytes are of buffers and of weights that are not "
+            "random, which are stored as they are and not counted in the bits a weight"
         )
     if size.kl_bytes is not None:
         lines.append(f"KL divergence of the posterior that is left: {size.kl_bytes:,.0f} bytes")

@@ -10,6 +10,7 @@ from torch import Tensor
 from bayesify.distributions.likelihoods.gaussian import GaussianLikelihood
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.distributions.likelihoods.location_scale import check_real
+from bayesify.prediction.checks import signed
 
 __all__ = ["CensoredGaussianLikelihood"]
 
@@ -58,11 +59,11 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         """Return the mean squared distance of the mean to the interval between the bounds."""
         means = self._locations(outputs.unsqueeze(0))
         self._check(means, targets)
-        nearest = means[0].clamp(*_bounds(targets, means))
+        nearest = means[0].clamp(*signed(targets).unbind(-1))
         return (means[0] - nearest).square().mean()
 
     def _log_probs(self, locations: Tensor, scale: Tensor, targets: Tensor) -> Tensor:
-        lower, upper = _bounds(targets, locations)
+        lower, upper = signed(targets).unbind(-1)
         has_lower, has_upper = lower.isfinite(), upper.isfinite()
         is_exact = lower == upper
         is_interval = has_lower & has_upper & ~is_exact
@@ -88,21 +89,14 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
         check_real(targets)
         if targets.device.type != "cpu" or torch.compiler.is_compiling():
             return
-        # Wide, as PyTorch does not compare unsigned integers of several bytes.
-        lower, upper = targets.double().unbind(-1)
+        lower, upper = signed(targets).unbind(-1)
         is_right = (lower <= upper) & (lower < math.inf) & (upper > -math.inf)
         if not bool(is_right.all()):
-            wrong = targets.double()[~is_right][0].tolist()
+            wrong = signed(targets)[~is_right][0].tolist()
             raise ValueError(
                 "bounds must be numbers with lower <= upper, where only lower may be -inf and only "
                 f"upper inf, got {wrong}"
             )
-
-
-def _bounds(targets: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """Return the lower and upper bounds, as floating-point numbers."""
-    # PyTorch computes little with unsigned integers of several bytes.
-    return (targets if targets.is_floating_point() else targets.to(like)).unbind(-1)
 
 
 def _log_normal_cdf(x: Tensor) -> Tensor:

@@ -36,13 +36,9 @@ def difference(first: BayesianModule, other: BayesianModule) -> str | None:
         >>> difference(BayesianModule(first), BayesianModule(other))
         "the attribute 'power' of its Linear"
     """
-    for name in ("layout", "estimator", "output"):
-        if getattr(first, name) != getattr(other, name):
-            return f"its {name}"
-    if str(first.net) != str(other.net):
-        return "its modules"
-    for name, of in (("posterior", _posterior), ("prior", _prior), ("likelihood", _likelihood)):
-        if of(first) != of(other):
+    kinds = _kinds(other)
+    for name, kind in _kinds(first).items():
+        if kind != kinds[name]:
             return f"its {name}"
     for mine, its in zip(modules_of(first.net), modules_of(other.net), strict=False):
         found = _difference_of_modules(mine, its)
@@ -64,17 +60,17 @@ def computed_names(module: nn.Module) -> list[str]:
     return [hook.name for hook in hooks if hasattr(hook, "name")]
 
 
-def _posterior(bnn: BayesianModule) -> tuple[object, ...]:
+def _kinds(bnn: BayesianModule) -> dict[str, object]:
     mean = bnn.posterior.mean
-    return getattr(bnn.posterior, "family", None), mean.dtype, mean.device
-
-
-def _prior(bnn: BayesianModule) -> object:
-    return type(bnn.weight_prior)
-
-
-def _likelihood(bnn: BayesianModule) -> object:
-    return type(bnn.likelihood)
+    return {
+        "layout": bnn.layout,
+        "modules": str(bnn.net),
+        "estimator": bnn.estimator,
+        "output": bnn.output,
+        "posterior": (getattr(bnn.posterior, "family", None), mean.dtype, mean.device),
+        "prior": type(bnn.weight_prior),
+        "likelihood": type(bnn.likelihood),
+    }
 
 
 def _difference_of_modules(first: nn.Module, other: nn.Module) -> str | None:
@@ -131,7 +127,8 @@ class _Alike:
             is_weight = isinstance(first, nn.Parameter)  # whose values may differ
             return kinds[0] == kinds[1] and (is_weight or _equal_tensors(first, other))
         if isinstance(first, np.ndarray):
-            return first.dtype == other.dtype and self(first.tolist(), other.tolist())
+            has_nan = first.dtype.kind in "fc"
+            return first.dtype == other.dtype and np.array_equal(first, other, equal_nan=has_nan)
         if isinstance(first, torch.Generator):
             return torch.equal(first.get_state(), other.get_state())
         if isinstance(first, np.random.Generator):

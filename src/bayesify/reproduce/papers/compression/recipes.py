@@ -127,6 +127,9 @@ def _moved(amount: float) -> dict[str, Any]:
     return {"moved": amount, "bound": {"temperature": 0.1}, "tuning": tuning}
 
 
+#: Both phases of 2x1200 longer, and the second one colder.
+_LONG: dict[str, Any] = {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}}
+
 #: What a trial is in words and what it changes, by the recipe and the end of the trial's name.
 _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
     "lenet-300-100-weights": {
@@ -206,23 +209,14 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "second phase of 40 epochs at temperature .3",
             {"tuning": {"epochs": 40, "temperature": 0.3}},
         ),
-        "long-tuned-long": (
-            "200 epochs, second phase of 40 at temperature .3",
-            {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}},
-        ),
+        "long-tuned-long": ("200 epochs, second phase of 40 at temperature .3", _LONG),
         "fine": (
             "200 epochs, second phase of 40 at temperature .3, steps of .25",
-            {
-                **{"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}},
-                "step_size": 0.25,
-            },
+            {**_LONG, "step_size": 0.25},
         ),
         "cold-fine": (
             "200 epochs and 40, both at temperature .3, steps of .25",
-            {
-                "bound": {"epochs": 200, "temperature": 0.3},
-                **{"tuning": {"epochs": 40, "temperature": 0.3}, "step_size": 0.25},
-            },
+            {**_LONG, "bound": {"epochs": 200, "temperature": 0.3}, "step_size": 0.25},
         ),
     },
 }
