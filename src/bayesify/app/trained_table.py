@@ -125,10 +125,11 @@ def open_run(path: str | Path, *, pruned: str | Path | None = None) -> TrainedTa
     Example:
         >>> open_run("no/such/folder")
         Traceback (most recent call last):
-        bayesify.app.runs.folder.RunError: no/such/folder holds no run: there is no
+        bayesify.app.runs.run_files.RunError: no/such/folder holds no run: there is no
         no/such/folder/config.json
     """
-    from bayesify.app.runs.folder import Run, RunError
+    from bayesify.app.runs.folder import Run
+    from bayesify.app.runs.run_files import RunError
 
     run = Run.open(Path(path))
     if run.table is None:

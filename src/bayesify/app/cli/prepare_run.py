@@ -16,8 +16,8 @@ from bayesify.app.cli.row_progress import RowProgress
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunData, RunError
 from bayesify.app.runs.declarations import option
 from bayesify.app.runs.defaults import is_image_folder, is_table_file, kind_of_data
-from bayesify.app.runs.folder import check_is_free, is_tuning
 from bayesify.app.runs.memory import used_memory
+from bayesify.app.runs.run_files import check_is_free, is_tuning
 from bayesify.datasets import (
     IMAGE_DATASETS,
     DataError,

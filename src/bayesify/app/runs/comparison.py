@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.folder import Run
+from bayesify.app.runs.run_files import RunError
 
 __all__ = ["check_comparable", "kind_of_run", "labels_of"]
 

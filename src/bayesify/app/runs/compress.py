@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.measure import evaluate, evaluate_mean, shown, weights_left
 from bayesify.app.runs.run_data import RunData
+from bayesify.app.runs.run_files import RunError
 from bayesify.datasets import IMAGE_DATASETS, load_images
 from bayesify.io import encoded_size, model_document
 from bayesify.io.compression import Compressed, compressed, decompressed

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bayesify.app.runs.abstention import COVERAGE, MOST_HELD_OUT, threshold_of
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.run_data import RunData
+from bayesify.app.runs.run_files import RunError
 from bayesify.datasets import ImageData
 from bayesify.distributions.posteriors import Delta
 from bayesify.export import (

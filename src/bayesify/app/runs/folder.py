@@ -6,11 +6,9 @@ import csv
 import glob
 import io
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,13 @@ from bayesify.app.runs.environment import commit, hardware, versions
 from bayesify.app.runs.network import bayesian_network, check_prunable, plain_network
 from bayesify.app.runs.run_config import RunConfig
 from bayesify.app.runs.run_data import RunData
+from bayesify.app.runs.run_files import (
+    CONFIG_NAME,
+    MADE_FIRST,
+    TUNING_SUMMARY,
+    RunError,
+    check_is_free,
+)
 from bayesify.app.runs.stored_settings import FORMAT
 from bayesify.datasets import (
     IMAGE_DATASETS,
@@ -43,30 +48,9 @@ if TYPE_CHECKING:  # pandas takes its time to load
     from bayesify.tabular.files import TableFile
     from bayesify.tabular.schema import TableSchema
 
-__all__ = [
-    "CONFIG_NAME",
-    "LOCK_NAME",
-    "TUNING_STUDY",
-    "TUNING_SUMMARY",
-    "Run",
-    "RunError",
-    "as_test_row",
-    "check_is_free",
-    "is_tuning",
-]
+__all__ = ["Run", "as_test_row"]
 
-CONFIG_NAME = "config.json"
 _METRICS, _HISTORY = "metrics.json", "history.csv"
-#: Written by a search of settings, before there is a run: an Optuna study, and what it chose.
-TUNING_STUDY, TUNING_SUMMARY = "tuning.db", "tuning.json"
-#: Held by the process that trains the run; one that was killed leaves the file.
-LOCK_NAME = ".lock"
-#: Written before config.json: a run that was killed while it was made leaves them and its lock.
-_MADE_FIRST = ("table.json", "table.safetensors", "images.json")
-
-
-class RunError(ValueError):
-    """A folder does not hold the requested run, or holds another."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,7 @@ class Run:
                 },
             )
         except BaseException:  # Ctrl-C too
-            for name in _MADE_FIRST:
+            for name in MADE_FIRST:
                 (folder / name).unlink(missing_ok=True)
             raise
         return run
@@ -441,56 +425,6 @@ class Run:
     def write_json(self, name: str, document: Mapping[str, Any] | Sequence[Any]) -> None:
         """Write a JSON file of the folder atomically."""
         bayesify_io.atomic_write(self.folder / name, json.dumps(document, indent=2) + "\n")
-
-
-def is_tuning(folder: Path) -> bool:
-    """Return whether a folder holds a search of settings and no run yet."""
-    found = any((folder / name).exists() for name in (TUNING_STUDY, TUNING_SUMMARY))
-    return found and not (folder / CONFIG_NAME).exists()
-
-
-def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
-    """Check that a new run can be created in a folder.
-
-    Args:
-        folder: path of the folder.
-        after_tuning: whether it may hold a search of settings.
-
-    Raises:
-        RunError: it holds something already, or cannot be made or written to.
-    """
-    # access() is False, where Path.exists() raises, for what lies in a folder that cannot be read.
-    there = next(each for each in (folder, *folder.absolute().parents) if os.access(each, os.F_OK))
-    if there != folder and not there.is_dir():
-        raise RunError(
-            f"{folder} must be a new or empty folder, but {there} is a file; choose another folder "
-            "with --out"
-        )
-    if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
-        raise RunError(
-            f"{folder} must be a folder that can be written to, but {there} cannot; choose another "
-            "folder with --out, or change its permissions"
-        )
-    if after_tuning and is_tuning(folder):
-        return
-    if folder.is_file() or (folder.is_dir() and not all(map(_is_no_run, folder.iterdir()))):
-        held, mend = "other files", ""
-        if (folder / CONFIG_NAME).exists():
-            held, mend = "another run", ", or continue that run with --resume"
-        elif is_tuning(folder):
-            held = "an unfinished search of settings"
-            mend = ", or continue that search with the same command and --resume"
-        raise RunError(f"{folder} holds {held}; choose a new folder with --out{mend}")
-
-
-def _is_no_run(path: Path) -> bool:
-    """Return whether a file is a lock, or of a run that was killed before it had its settings."""
-    if path.name == LOCK_NAME:
-        return True
-    # Without its lock they are the user's own.
-    is_begun = path.with_name(LOCK_NAME).exists() and not path.with_name(CONFIG_NAME).exists()
-    temporary = (f".{name}.*.tmp" for name in (*_MADE_FIRST, CONFIG_NAME))
-    return is_begun and any(fnmatchcase(path.name, each) for each in (*_MADE_FIRST, *temporary))
 
 
 def as_test_row(row: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bayesify.app.runs.folder import CONFIG_NAME, LOCK_NAME, RunError
+from bayesify.app.runs.run_files import CONFIG_NAME, LOCK_NAME, RunError
 from bayesify.io.files import remove_leftovers
 
 __all__ = ["claimed_folder", "locked_folder", "new_folder"]
@@ -74,7 +74,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         ...     with locked_folder(Path(parent, "run")), locked_folder(Path(parent, "run")):
         ...         pass
         Traceback (most recent call last):
-        bayesify.app.runs.folder.RunError: another process is training the run in ...
+        bayesify.app.runs.run_files.RunError: another process is training the run in ...
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

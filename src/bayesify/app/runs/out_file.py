@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bayesify.app.runs.folder import RunError
+from bayesify.app.runs.run_files import RunError
 from bayesify.io.files import StorageError, named_file
 
 __all__ = ["check_can_be_written"]
@@ -28,7 +28,7 @@ def check_can_be_written(
     Example:
         >>> check_can_be_written(Path("."))
         Traceback (most recent call last):
-        bayesify.app.runs.folder.RunError: . is a folder; choose a file with --out
+        bayesify.app.runs.run_files.RunError: . is a folder; choose a file with --out
     """
     if str(out) == "-":
         raise RunError(f"{option} must be a file, got -, and nothing is written to standard output")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.defaults import is_table_file
-from bayesify.app.runs.folder import RunError
+from bayesify.app.runs.run_files import RunError
 from bayesify.datasets import (
     DataError,
     ImageSchema,

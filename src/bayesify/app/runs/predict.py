@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bayesify.app.runs.folder import Run, RunError
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.measure import RowMetrics, distinct_samples, in_units, predict_rows
 from bayesify.app.runs.out_file import check_can_be_written
 from bayesify.app.runs.run_data import RunData
+from bayesify.app.runs.run_files import RunError
 from bayesify.io import atomic_path
 from bayesify.io.files import named_file, remove_leftovers
 from bayesify.module.bayesian import BayesianModule

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.folder import TUNING_STUDY, TUNING_SUMMARY, Run, RunError
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.levers import chosen_config, default_values, levers
 from bayesify.app.runs.measure import evaluate
 from bayesify.app.runs.run_config import RunConfig
+from bayesify.app.runs.run_files import TUNING_STUDY, TUNING_SUMMARY, RunError
 from bayesify.app.runs.train import fit_network, make_elbo, seconds_per_epoch
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.table_data import TableData

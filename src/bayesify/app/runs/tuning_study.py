@@ -15,8 +15,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bayesify.app.runs.declarations import ConfigError
-from bayesify.app.runs.folder import TUNING_STUDY, Run, RunError
+from bayesify.app.runs.folder import Run
 from bayesify.app.runs.levers import levers
+from bayesify.app.runs.run_files import TUNING_STUDY, RunError
 from bayesify.tabular.columns import EncodedColumn
 
 __all__ = ["open_study"]
