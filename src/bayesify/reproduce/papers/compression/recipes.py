@@ -186,6 +186,22 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 50},
             },
         ),
+        "moved-long": (
+            "late, 150 epochs and a second phase of 100, images moved by .1",
+            {
+                "moved": 0.1,
+                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 100},
+            },
+        ),
+        "moved-cold": (
+            "the same at temperature .3, second phase at .03 and a rate of .003",
+            {
+                "moved": 0.1,
+                "bound": {"epochs": 150, "prune_between": [0.1, 0.8], "temperature": 0.3},
+                "tuning": {"epochs": 100, "temperature": 0.03, "lr": 3e-3},
+            },
+        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
