@@ -36,6 +36,10 @@ class BayesianClassifier(NeuralNetClassifier):
         terms.loss.backward()
         return {"loss": terms.loss.detach(), "y_pred": terms.outputs[0]}
 
+    def validation_step(self, batch: Any, **_: Any) -> dict[str, torch.Tensor]:
+        p = self.evaluation_step(batch)
+        return {"loss": self.get_loss(p, batch[1]), "y_pred": p}
+
     def evaluation_step(self, batch: Any, training: bool = False) -> torch.Tensor:
         self._set_training(training)
         # skorch's classifier expects probabilities, of which it takes the logarithm.
@@ -61,13 +65,9 @@ def main() -> None:
     widths = {"module__prior_std": [0.03, 0.1, 0.3]}
     search = GridSearchCV(model, widths, scoring="neg_log_loss", cv=3, refit=False)
     inputs, targets = data.train_inputs.numpy(), data.train_targets.numpy()
-    search.fit(inputs, targets)
-    for found, score in zip(
-        search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True
-    ):
-        print(
-            f"prior std {found['module__prior_std']:.2f}: nll {-score:.4f} nats on held-out folds"
-        )
+    scores = search.fit(inputs, targets).cv_results_["mean_test_score"]
+    for std, score in zip(widths["module__prior_std"], scores, strict=True):
+        print(f"prior std {std:.2f}: nll {-score:.4f} nats on held-out folds")
     best = model.set_params(**search.best_params_, module__num_data=options.limit)
     best.fit(inputs, targets)
     wrong = best.predict(data.test_inputs.numpy()) != data.test_targets.numpy()

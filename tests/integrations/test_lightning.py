@@ -277,11 +277,18 @@ def test_what_is_logged_is_in_nats(samples: int, tmp_path: Path) -> None:
 def test_predictions(tmp_path: Path) -> None:
     module = ELBOModule(objective())
     expected = module.elbo.bnn.predict(X[:BATCH])
-    for data in (loader(), DataLoader(TensorDataset(X), BATCH), DataLoader(X, BATCH)):
+    named = [(x, f"{number}.png") for number, x in enumerate(X)]  # inputs and what is no tensor
+    for data in (
+        *(loader(), DataLoader(TensorDataset(X), BATCH), DataLoader(X, BATCH)),
+        DataLoader(named, BATCH),  # type: ignore[arg-type]
+    ):
         found = trainer(tmp_path).predict(module, data)[0]
         for name in ("mean", "prediction", "total", "aleatoric", "epistemic"):
             torch.testing.assert_close(found[name], getattr(expected, name))
     torch.testing.assert_close(module(X[:BATCH]).mean, expected.mean)
+    triples = DataLoader(TensorDataset(X, Y, Y), BATCH)
+    with pytest.raises(ValueError, match="a minibatch must be inputs, a pair"):
+        trainer(tmp_path).predict(module, triples)
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

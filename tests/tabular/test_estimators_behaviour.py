@@ -191,11 +191,13 @@ def test_rows_in_parts_teach_as_much_as_all_at_once() -> None:
     order = np.random.default_rng(0).permutation(150)
     x, y = x[order], y[order]
     model = BayesianMLPClassifier(steps=50, random_state=0)
-    accuracies, spreads = [], []
+    accuracies, spreads, seeds = [], [], set()
     for part in np.array_split(np.arange(100), 3):
         model.partial_fit(x[part], y[part], classes=[0, 1, 2])
         accuracies.append(model.score(x[100:], y[100:]))
         spreads.append(float(model.predictive(x[100:]).total.mean()))
+        seeds.add(model.bnn_.seed)
+    assert len(seeds) == 3  # errors of parts with the same noise would add up
     assert accuracies[-1] > 0.9
     assert spreads[-1] < spreads[0]
     assert model.n_iter_ == 150

@@ -150,6 +150,21 @@ def test_only_what_is_random_is_moved_by_ivon_and_the_rest_by_adam() -> None:
         assert torch.equal(parameter, copied)
 
 
+def test_numbers_of_half_precision_without_a_gradient_stay() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).half()
+    elbo = ELBO(BayesianModule(net, include=("1.*",), prior=Gaussian(0.3)), num_data=6)
+    x, y = torch.ones(6, 4).half(), torch.arange(6) % 3
+    x[:, 0] = 0.0  # its weights have no gradient
+    optimizer = IVON(elbo, deterministic_lr=0.01)
+    weight = elbo.bnn.net[0].weight  # type: ignore[index]
+    before = weight.detach().clone()
+    elbo(x, y).loss.backward()
+    optimizer.step()
+    assert torch.equal(weight[:, 0], before[:, 0])
+    assert torch.isfinite(weight).all()
+    assert not torch.equal(weight[:, 1:], before[:, 1:])
+
+
 def test_a_last_layer_is_trained_over_a_frozen_network() -> None:
     net = classifier().to_module()
     for parameter in net[:3].parameters():

@@ -14,11 +14,15 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler, swa_utils
 
 from bayesify import (
+    ELBO,
+    BayesianModule,
+    GaussianLikelihood,
     LocalReparameterization,
     fit,
     parameter_groups,
 )
 from bayesify.datasets import TensorLoader
+from bayesify.training.optimizers import separate_rho
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -56,6 +60,35 @@ def test_weight_decay_leaves_rho_alone() -> None:
     assert torch.equal(rho, before)
     torch.testing.assert_close(posterior.mean.detach(), 0.95 * mean)
     assert not {id(p) for p in optimizer.param_groups[0]["params"]} & {id(rho)}
+
+
+def regression() -> ELBO:
+    likelihood = GaussianLikelihood(0.3, learn_std=True)
+    return ELBO(BayesianModule(torch.nn.Linear(3, 1), likelihood=likelihood), num_data=8)
+
+
+def test_weight_decay_leaves_a_learned_noise_alone() -> None:
+    """Its rho is decayed to a std of .69 otherwise, as any other."""
+    elbo = regression()
+    noise = elbo.bnn.likelihood.get_parameter("rho")
+    before = noise.detach().clone()
+    of_all = torch.optim.AdamW(elbo.parameters(), lr=0.1, weight_decay=0.5)
+    separate_rho(of_all, elbo, lr_scale=2.0)
+    assert [group["lr"] for group in of_all.param_groups] == [0.1, 0.1, 0.2]
+    assert [group["weight_decay"] for group in of_all.param_groups] == [0.5, 0.0, 0.0]
+    grouped = torch.optim.AdamW(parameter_groups(elbo), lr=0.1, weight_decay=0.5)
+    for optimizer in (of_all, grouped):
+        for parameter in elbo.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        assert torch.equal(noise, before)
+    loader = TensorLoader(torch.zeros(8, 3), torch.zeros(8, 1), 8)
+    own = [elbo.bnn.posterior.mean, noise]
+    rho = {"params": [elbo.bnn.posterior.get_parameter("rho")], "weight_decay": 0.0}
+    decayed = torch.optim.AdamW([{"params": own}, rho])
+    with pytest.raises(ValueError, match=r"decay of the likelihood's rho must be 0, got 0\.01"):
+        fit(elbo, loader, epochs=1, optimizer=decayed)
+    fit(elbo, loader, epochs=1, optimizer=partial(torch.optim.AdamW, lr=0.01), rho_lr_scale=2.0)
 
 
 def test_fit_refuses_to_decay_rho() -> None:

@@ -77,7 +77,18 @@ def lower_rates(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None
     schedule.base_lrs[:] = [0.1 * rate for rate in schedule.base_lrs]
 
 
-CHANGES = [edit_mean, set_mask, set_step, forget_averages, add_number, lower_rates]
+def freeze_rho(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
+    elbo.bnn.posterior.get_parameter("rho").requires_grad_(requires_grad=False)
+
+
+def freeze_mean(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None:
+    elbo.bnn.posterior.mean.requires_grad_(requires_grad=False)
+
+
+CHANGES = [
+    *(edit_mean, set_mask, set_step, forget_averages, add_number, lower_rates),
+    *(freeze_rho, freeze_mean),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)

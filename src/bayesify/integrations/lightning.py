@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesify.estimators.network_state import frozen_in_evaluation
-from bayesify.module.inputs import Inputs, batch_size_of
+from bayesify.module.inputs import Inputs, batch_size_of, without_targets
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
@@ -184,10 +184,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             ``mean``, ``prediction``, ``total``, ``aleatoric`` and ``epistemic`` of the
             :class:`~bayesify.Predictive`, which Lightning itself cannot pass on.
         """
-        try:
-            inputs, _ = pair_of(batch)
-        except ValueError:
-            inputs = batch
+        inputs = without_targets(batch)
         p = self.elbo.bnn.predict(inputs, batch_size=batch_size_of(inputs))
         names = ("mean", "prediction", "total", "aleatoric", "epistemic")
         return {name: getattr(p, name) for name in names}

@@ -24,7 +24,7 @@ __all__ = [
     "batch_size_of",
     "batches_of",
     *("check_names", "check_not_copied", "check_rows", "count_examples", "inputs_of"),
-    "num_batches",
+    *("num_batches", "without_targets"),
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.
@@ -92,7 +92,7 @@ def inputs_of(
             "a loader of what is predicted must bring every example, got one that drops the last "
             "ones, or may drop them; make it with drop_last=False"
         )
-    parts = [_without_targets(minibatch) for minibatch in source]
+    parts = [without_targets(minibatch) for minibatch in source]
     if not parts:
         raise ValueError("a loader of what is predicted must bring a minibatch, got none")
     if net is not None:
@@ -137,7 +137,16 @@ def _moved(source: Any, device: torch.device | None) -> Any:
     )
 
 
-def _without_targets(minibatch: Any) -> Any:
+def without_targets(minibatch: Any) -> Any:
+    """Return the inputs of a minibatch: itself, the first of a pair, or a mapping less its labels.
+
+    Raises:
+        ValueError: it is none of these.
+
+    Example:
+        >>> without_targets((torch.ones(2), ["a", "b"]))
+        tensor([1., 1.])
+    """
     if isinstance(minibatch, Tensor):
         return minibatch
     if isinstance(minibatch, Mapping):

@@ -19,6 +19,7 @@ from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likel
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.keys import Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.relevance import sparse_relevance
@@ -204,6 +205,8 @@ class TableRecipe:
             The history. With weights its means are over distinct rows, see
             :func:`~bayesify.tabular.weights.per_counted_row`.
         """
+        if num_before:  # noise of its own, since errors of parts that share it add up
+            bnn.seed = derived_seed(bnn.seed, Stream.TRAINING, 1)
         plain = bnn.likelihood
         if weights is not None:
             targets = WeightedLikelihood.packed(targets, weights)

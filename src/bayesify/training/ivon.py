@@ -293,23 +293,25 @@ class IVON(Optimizer):
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-        states = [self.state[parameter] for parameter in held]
         beta1, beta2 = group["betas"]
-        adam(
-            held,
-            [parameter.grad for parameter in held],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=0.0,
-            eps=1e-8,
-            maximize=False,
-        )
+        for dtype in {parameter.dtype for parameter in held}:
+            alike = [parameter for parameter in held if parameter.dtype == dtype]
+            states = [self.state[parameter] for parameter in alike]
+            adam(
+                alike,
+                [parameter.grad for parameter in alike],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=0.0,
+                eps=max(1e-8, torch.finfo(dtype).tiny),  # 1e-8 is 0 in float16
+                maximize=False,
+            )
 
 
 def _gaussian_blocks(elbo: ELBO) -> PriorBlocks:

@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.module.random_network import RandomNetwork
@@ -32,11 +32,12 @@ _UNFIT = {
 
 
 def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
-    """Return the trainable parameters for an optimiser, in two groups: rho comes last.
+    """Return the trainable parameters for an optimiser, in groups: rho comes last.
 
     Rho, from which the standard deviations are computed, is a group of its own, so that it can have
     its own learning rate, and has no weight decay. Decay would pull it to 0, and with it each
-    standard deviation to log 2 = 0.69, whatever the data.
+    standard deviation to log 2 = 0.69, whatever the data. Nor have the learned numbers of a
+    likelihood, such as the std of its noise, which are a group before it.
 
     Args:
         elbo: the objective. A posterior without standard deviations has the first group only.
@@ -59,8 +60,18 @@ def parameter_groups(elbo: ELBO) -> list[dict[str, Any]]:
     elbo.bnn.own_trained_parameters()
     rho = getattr(elbo.bnn.posterior, "rho", None)
     rest = [p for p in elbo.parameters() if p.requires_grad and p is not rho]
-    groups: list[dict[str, Any]] = [{"params": rest}] if rest else []
+    learned = _of_likelihood(elbo)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p not in learned]},
+        {"params": [p for p in rest if p in learned], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
     return groups if rho is None else [*groups, {"params": [rho], "weight_decay": 0.0}]
+
+
+def _of_likelihood(elbo: ELBO) -> set[nn.Parameter]:
+    """Return the parameters of the likelihood, which have no weight decay."""
+    return set(elbo.bnn.likelihood.parameters())
 
 
 def group_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:
@@ -157,9 +168,11 @@ def check_rho_lr_scale(scale: Any) -> None:
 def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> None:
     """Move rho to a parameter group of its own, the last one, without weight decay.
 
+    The parameters of the likelihood are moved to one before it, without weight decay either.
+
     Args:
         optimizer: holds the parameters of the objective; its schedule does not exist yet.
-        elbo: the objective. Without standard deviations nothing is changed.
+        elbo: the objective. Without standard deviations there is no rho to move.
         lr_scale: learning rate of rho as a multiple of its group's.
 
     Example:
@@ -171,11 +184,17 @@ def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> Non
         [(1, 0.5, 0.01), (1, 1.0, 0.0)]
     """
     rho = getattr(elbo.bnn.posterior, "rho", None)
-    group = None if rho is None else group_of(optimizer, rho)
-    if group is None:
+    learned = _of_likelihood(elbo)
+    for group in list(optimizer.param_groups):
+        moved = [each for each in group["params"] if each in learned]
+        if moved and group.get("weight_decay"):
+            group["params"] = [each for each in group["params"] if each not in learned]
+            optimizer.add_param_group({**group, "params": moved, "weight_decay": 0.0})
+    held = None if rho is None else group_of(optimizer, rho)
+    if held is None:
         return
-    group["params"] = [each for each in group["params"] if each is not rho]
-    own = {**group, "params": [rho], "weight_decay": 0.0, "lr": group["lr"] * lr_scale}
+    held["params"] = [each for each in held["params"] if each is not rho]
+    own = {**held, "params": [rho], "weight_decay": 0.0, "lr": held["lr"] * lr_scale}
     optimizer.add_param_group(own)
 
 
@@ -257,7 +276,7 @@ def _check_fits(given: Any) -> None:
 
 
 def check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
-    """Check that an optimiser has no weight decay for rho.
+    """Check that an optimiser has no weight decay for rho and the likelihood's parameters.
 
     Raises:
         ValueError: it has.
@@ -270,10 +289,20 @@ def check_decay(elbo: ELBO, optimizer: Optimizer) -> None:
         ValueError: weight decay of rho must be 0, got 0.01: it would pull each standard ...
     """
     rho = getattr(elbo.bnn.posterior, "rho", None)
-    group = None if rho is None else group_of(optimizer, rho)
-    decay = 0.0 if group is None else group.get("weight_decay", 0.0)
-    if decay:
+    if rho is not None and (decay := _decay_of(rho, optimizer)):
         raise ValueError(
             f"weight decay of rho must be 0, got {decay:g}: it would pull each standard deviation "
             "to 0.69, whatever the data; build the optimizer from bayesify.parameter_groups(elbo)"
         )
+    for name, parameter in elbo.bnn.likelihood.named_parameters():
+        if decay := _decay_of(parameter, optimizer):
+            raise ValueError(
+                f"weight decay of the likelihood's {name} must be 0, got {decay:g}: it would pull "
+                "what is learned of the noise to a fixed value; build the optimizer from "
+                "bayesify.parameter_groups(elbo)"
+            )
+
+
+def _decay_of(parameter: Tensor, optimizer: Optimizer) -> float:
+    group = group_of(optimizer, parameter)
+    return 0.0 if group is None else float(group.get("weight_decay", 0.0))

@@ -47,6 +47,10 @@ class StreamingELBO(ELBO):
     the examples do not use stays as it is, because its KL is 0 and has no gradient, under
     posteriors with correlations but for rounding.
 
+    The noise of an objective begins anew, as a function of ``bnn.seed``. Give each part a seed of
+    its own before its objective is made, as by ``bnn.seed = part``: the errors of parts with the
+    same noise have the same sign, and add up.
+
     Weights that a part does not need are left with the std of their prior, and the noise of so many
     hides the next part from its first steps. With ``init_std`` training begins at smaller ones, as
     that of the first part does; the prior is the posterior before them, so that the ELBO is the

@@ -108,7 +108,8 @@ def make_backend(
     insist = backend == "compiled"
     reason = why_not_compiled(elbo, optimizer)
     fits = not insist and not processes.shared_noise
-    if reason is not None and fits and _has_fused_objective(elbo):
+    begun = noise == "counter" and _keeps_noise(elbo)
+    if reason is not None and fits and (begun or _has_fused_objective(elbo)):
         return AutogradBackend(elbo, optimizer, reason, fused=True, processes=processes)
     if reason is not None and noise == "counter":
         raise ValueError(
@@ -137,6 +138,11 @@ def make_backend(
 
 def _has_fused_objective(elbo: ELBO) -> bool:
     return why_no_closed_forms(elbo) is None and elbo.uses_kernel()
+
+
+def _keeps_noise(elbo: ELBO) -> bool:
+    """Return whether the fused objective can go on with a run of the compiled backend."""
+    return why_own_code(elbo) is None and elbo.uses_kernel()
 
 
 def check_shared_noise(elbo: ELBO, backend: str) -> None:
@@ -261,7 +267,7 @@ class _WithFallback:
         if self.noise == "generator":
             self._backend = make_backend(elbo, optimizer, noise="generator", processes=processes)
             return
-        fused = why_own_code(elbo) is None and elbo.uses_kernel() and not processes.shared_noise
+        fused = _keeps_noise(elbo) and not processes.shared_noise
         # Adam allocates what amsgrad needs in its first step only.
         if not fused or "amsgrad" in reason:
             raise ValueError(
