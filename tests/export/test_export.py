@@ -237,16 +237,41 @@ def test_a_network_for_few_examples_is_written(tmp_path: Path) -> None:
 class Branching(nn.Linear):
     """Another function of larger batches."""
 
+    most = 8
+
     def forward(self, x: Tensor) -> Tensor:
         outputs = super().forward(x)
-        return outputs if x.shape[0] < 9 else outputs + 1.0
+        return outputs if x.shape[0] <= self.most else outputs + 1.0
 
 
 @pytest.mark.parametrize("suffix", EXPORTS)
 def test_a_branch_on_the_number_of_examples_is_not_written(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"a difference of|fails on 11 examples"):
+    with pytest.raises(ExportError, match=r"another branch, .* from 9 on|fails on 11 examples"):
         EXPORTS[suffix](Branching(4, 3), tmp_path / f"net{suffix}", X)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_branch_beyond_the_examples_that_are_compared_is_found(tmp_path: Path) -> None:
+    """A program in PyTorch's format raises there; an ONNX file would answer otherwise."""
+    net = Branching(4, 3)
+    net.most = 64
+    with pytest.raises(ExportError, match=r"another branch, or fails, from 65 on; .* to \.pt2"):
+        export_onnx(net, tmp_path / "net.onnx", X)
+    assert not list(tmp_path.iterdir())
+    assert export_program(net, tmp_path / "net.pt2", X).largest_difference < 1e-5
+
+
+class Rows(nn.Linear):
+    """A network that makes a number of its examples' count."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).view(len(x), -1)
+
+
+@pytest.mark.parametrize("suffix", EXPORTS)
+def test_a_fixed_number_of_examples_is_named(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"fixes the number of examples, as len\(x\)"):
+        EXPORTS[suffix](Rows(4, 3), tmp_path / f"net{suffix}", X)
 
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch's own decompositions
@@ -315,6 +340,8 @@ def test_infinite_and_undefined_outputs_are_compared() -> None:
     inf, nan = math.inf, math.nan
     expected = {"m": torch.tensor([-inf, nan, 2.0])}
     assert largest_difference([torch.tensor([-inf, nan, 2.5])], expected) == 0.25
+    none = torch.tensor([-inf, nan])  # no finite value
+    assert largest_difference([none], {"m": none}) == 0.0
     for wrong in ([0.0, nan, 2.0], [-inf, 0.0, 2.0], [-inf, nan, inf], [inf, nan, 2.0]):
         with pytest.raises(ExportError, match="is not finite as PyTorch's is"):
             largest_difference([torch.tensor(wrong)], expected)

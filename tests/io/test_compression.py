@@ -262,6 +262,43 @@ def test_other_buffers_and_ties_are_an_error() -> None:
         decompressed(content, without)
 
 
+class Pair(nn.Module):
+    """Parameters without a posterior, and buffers, that two layers may share."""
+
+    shift: Tensor
+    offset: Tensor
+
+    def __init__(self, tied: str = "") -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.out = nn.Linear(3, 2)
+        self.register_buffer("shift", torch.randn(3))
+        self.register_buffer("offset", self.shift if tied == "buffers" else torch.randn(3))
+        if tied == "parameters":
+            self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.second(self.first(x * self.shift + self.offset)))
+
+
+@pytest.mark.parametrize("tied", ["parameters", "buffers"])
+def test_a_network_that_shares_what_the_file_holds_apart_is_refused(
+    tied: str, tmp_path: Path
+) -> None:
+    bnn = bf.BayesianModule(Pair(), exclude=("first.*", "second.*"))
+    bf.compress(bnn, tmp_path / "small.bfz")
+    bf.save(bnn, tmp_path / "whole")
+    for read, name in ((bf.decompress, "small.bfz"), (bf.load, "whole")):
+        read(tmp_path / name, Pair())
+        with pytest.raises(StorageError, match="because it ties this to another parameter or buf"):
+            read(tmp_path / name, Pair(tied))
+    with torch.no_grad():  # equal values may be shared
+        bnn.net.second.weight.copy_(bnn.net.first.weight)
+        bnn.net.offset.copy_(bnn.net.shift)
+    bf.save(bnn, tmp_path / "equal")
+    bf.load(tmp_path / "equal", Pair(tied))
+
+
 def test_errors(tmp_path: Path) -> None:
     bnn = posterior(nn.Linear(3, 2))
     for step in (0.0, -1.0, math.inf, math.nan):

@@ -2,7 +2,8 @@
 
 The deviation of n weights from their means is diag(scale) C e, where e holds standard normals. C
 has no unit and its diagonal is 1, so that an optimiser may use one learning rate for all of it;
-with zeros elsewhere the weights are independent with ``scale`` as standard deviations.
+with zeros elsewhere the weights are independent with ``scale`` as standard deviations. The
+deviation under ``Kronecker`` is C diag(scale) e, so that the scale of a weight matters to others.
 """
 
 from __future__ import annotations

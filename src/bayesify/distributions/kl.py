@@ -104,8 +104,8 @@ def kl_divergence(
             )
         if form is None and draw is None:
             raise ValueError(
-                f"{name} is estimated by Monte Carlo and needs weights; pass draw=q.draw(noise) "
-                "with noise of shape (S, D)"
+                f"{name} is estimated by Monte Carlo and needs weights; pass "
+                "draw=q.draw(q.noise(key, range(S)))"
             )
     if prior_mean is not None and prior_mean.shape != q.mean.shape:
         raise ValueError(
@@ -127,8 +127,8 @@ def _check_draw(draw: WeightDraw, q: Posterior) -> None:
     if not (fits and len(of_noise) == 2 and of_noise[0] == shape[0]):
         raise ValueError(
             f"draw must hold S weight vectors, shape (S, {len(q.mean)}) with S of at least 1, got "
-            f"shape {tuple(shape)} of noise {tuple(of_noise)}; use q.draw(noise) with noise of "
-            "shape (S, D), as q.noise(key, range(S)) makes it"
+            f"shape {tuple(shape)} of noise {tuple(of_noise)}; use "
+            "q.draw(q.noise(key, range(S)))"
         )
 
 
@@ -156,7 +156,8 @@ def minibatch_weight(
 ) -> float:
     """Return the factor on KL / N in the loss of minibatch i.
 
-    With these factors the sum of B_i loss_i over an epoch is the free energy of all data.
+    With these factors the sum of B_i loss_i over an epoch is the free energy of all data, at
+    temperature 1.
     ``"uniform"`` gives 1: minibatch i carries the share B_i / N of the KL. ``"geometric"`` gives
     pi_i N / B_i with pi_i = 2^-i / (1 - 2^-M) for i = 1..M (Blundell et al. 2015, eq. 9, written
     so that it does not overflow for large M).

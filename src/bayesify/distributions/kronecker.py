@@ -112,7 +112,7 @@ class Kronecker(Correlation):
         return 0.5 * squares.sum() - (log_scale - other_log_scale).sum()
 
     def check_prunable(self) -> None:
-        """Raise TypeError for more than 4,096 weights, since there is no formula for some."""
+        """Raise TypeError for more than 4,096 weights: the KL of some takes a dense matrix."""
         if self.num_weights > _LARGEST_DENSE:
             raise TypeError(
                 "the KL of a MatrixGaussian of which weights are pruned, or are an embedding's "

@@ -230,8 +230,8 @@ class ParameterLayout:
         }
 
 
-def _keys_within(net: nn.Module, kinds: type | tuple[type, ...]) -> set[int]:
-    modules = (module for module in net.modules() if isinstance(module, kinds))
+def _keys_within(net: nn.Module, kind: type) -> set[int]:
+    modules = (module for module in net.modules() if isinstance(module, kind))
     return {id(weight) for module in modules for _, weight in named_weights(module)}
 
 

@@ -1,4 +1,4 @@
-"""E log |w| of a Gaussian weight, less that at mean 0: the KL from a log-uniform prior.
+"""E log |w| of a Gaussian weight, less that at mean 0: the KL to a log-uniform prior.
 
 With z = mean / std the value is K(z) = E log |z + noise| - E log |noise|. Its derivative is that of
 a logarithm of a normal variable, K'(z) = sqrt(2) D(z / sqrt 2) with Dawson's integral

@@ -28,8 +28,8 @@ __all__ = [
 class WeightDraw(NamedTuple):
     """Weights drawn from a posterior, and the noise that they were computed from.
 
-    Both have shape (S, D). The noise is kept because log q(w) is exact and cheap to compute from
-    it.
+    The weights have shape (S, D), and so has the noise unless the weights depend on each other,
+    which may take more normals. It is kept because log q(w) is exact and cheap to compute from it.
     """
 
     weights: Tensor

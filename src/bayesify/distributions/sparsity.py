@@ -34,10 +34,10 @@ UnitOrWeight = Literal["input", "output", "weight"]
 class LogUniform(Prior):
     """The improper prior p(w) = C / |w|, under which log |w| is uniform.
 
-    Sparse variational dropout (Kingma et al. 2015, section 4.2; Molchanov et al. 2017). Its KL from
-    a Gaussian depends on |mean| / std only, and is computed exactly, not by the approximation of
-    Molchanov et al. 2017, eq. 14. It is known up to a constant, which is chosen so that the KL of a
-    weight with mean 0 is zero.
+    Sparse variational dropout (Kingma et al. 2015; Molchanov et al. 2017, section 4.2). The KL of a
+    Gaussian to it depends on |mean| / std only, and is computed exactly, not by the approximation
+    of Molchanov et al. 2017, eq. 14. It is known up to a constant, which is chosen so that the KL
+    of a weight with mean 0 is zero.
 
     The prior is improper: its integral is infinite. The KL is therefore no number of nats that
     weights could be coded in, the objective is no bound on the evidence, ``free_energy`` is not

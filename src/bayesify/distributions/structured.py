@@ -168,7 +168,7 @@ class StructuredGaussian(GaussianPosterior):
         return [Group(names, correlation) for names, correlation in pairs if correlation.is_joint]
 
     def check_prunable(self) -> None:
-        """Raise TypeError where the KL of a layer has no formula once weights are pruned."""
+        """Raise TypeError where the KL of a layer cannot be computed once weights are pruned."""
         for group in self.joint_groups:
             group.correlation.check_prunable()
 

@@ -83,11 +83,12 @@ class ForwardPass:
 class Estimator(ABC):
     """A gradient estimator: the way in which noise enters the forward pass.
 
-    All estimators target the same gradient of the expected log likelihood; they differ in its
-    variance and in the operations that they support.
+    Estimators differ in the variance of the gradient and in the operations that they support. All
+    target the gradient of the expected log likelihood, but for ``ClosedFormLastLayer``, which may
+    take a bound on it, and ``LocalReparameterization(per_position=True)``, which is another model.
 
-    To add an estimator, write a frozen dataclass in its own file in ``estimators/`` and add it to
-    the list of cases in the tests.
+    To add an estimator, write a frozen dataclass in its own file in ``estimators/``, add its name
+    to ``estimators/__init__.py``, from which files restore it, and a row to ``tests/zoo.py``.
 
     Example:
         >>> class WithoutNoise(Estimator):

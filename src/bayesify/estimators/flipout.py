@@ -19,8 +19,8 @@ __all__ = ["Flipout"]
 class Flipout(PerExampleEstimator):
     """Multiply the shared noise of a weight by random signs of each example.
 
-    Wen et al. 2018, eqs 3 and 4: example n has the weight mean + (std * noise) * (s_n r_n^T), with
-    random signs s_n of the outputs and r_n of the inputs. The distribution of this weight is the
+    Wen et al. 2018, eqs 3 and 4: example n has the weight mean + (std * noise) * (r_n s_n^T), with
+    random signs r_n of the outputs and s_n of the inputs. The distribution of this weight is the
     same as in weight sampling. The weights of different examples are uncorrelated, which removes
     most of the gradient's variance. The signs of an example are the same in all positions and in
     all uses of a weight within a pass, so that each example has one weight everywhere. Flipout is

@@ -32,9 +32,10 @@ class ClosedFormLastLayer(Estimator):
 
         E[log N(y | W h, std^2)] = log N(y | E[W] h, std^2) - Var[W h] / (2 std^2)
 
-    in nats, for each component of the target. With only the last layer random, as by
-    ``include=last_layer(net)``, the objective has no noise at all; otherwise its gradients have
-    that of the layers below. Predictions sample all weights, as under every estimator.
+    in nats, for each component of the target; for ``CategoricalLikelihood`` it is a lower bound.
+    With only the last layer random, as by ``include=last_layer(net)``, the objective has no noise
+    at all; otherwise its gradients have that of the layers below. Predictions sample all weights,
+    as under every estimator.
 
     The last layer is the last linear operation of a pass that has random parameters. Its outputs
     must be those of the network, apart from views such as ``squeeze(-1)``; it must use its weights

@@ -20,7 +20,7 @@ __all__ = ["WeightSampling"]
 class WeightSampling(Estimator):
     """Sample one weight vector for the whole minibatch (Blundell et al. 2015, section 3.2).
 
-    Exact for every network. Its gradients have the largest variance of the three estimators, since
+    Exact for every network. Its gradients have the largest variance of all estimators, since
     all examples of a minibatch share the noise.
 
     Args:

@@ -140,7 +140,8 @@ def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
     """Return the ONNX file of a program.
 
     Raises:
-        ExportError: an operation has no counterpart, an input has the name of an output, or the
+        ExportError: an operation has no counterpart, the forward pass depends on a large number of
+            examples, an input has the name of an output, or the
             file would be too large.
     """
     import onnx
@@ -149,6 +150,11 @@ def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
         raise ExportError(
             f"an ONNX file needs one name for each input and output, got {min(both)} for both; "
             "rename that argument of the network's forward, or export to .pt2"
+        )
+    if (most := traced.max_examples) is not None:  # of which the file would know nothing
+        raise ExportError(
+            f"an ONNX file must hold for any number of examples, but the forward pass takes "
+            f"another branch, or fails, from {most + 1:,} on; export to .pt2, which raises there"
         )
     try:
         with _quiet():

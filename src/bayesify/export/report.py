@@ -73,8 +73,8 @@ def largest_difference(found: Sequence[Tensor], expected: Mapping[str, Tensor]) 
         value, wide = value.double(), own.double()
         is_same = (value == wide) | (value.isnan() & wide.isnan())  # infinities may be equal
         difference = (value - wide).abs().where(~is_same, 0.0)
-        finite = wide[wide.isfinite()].abs()
-        worst = float(difference.max()) / max([1.0, *finite.amax(0, keepdim=True).tolist()])
+        largest_value = wide.abs().where(wide.isfinite(), 0.0).max()
+        worst = float(difference.max()) / max(1.0, float(largest_value))
         if not math.isfinite(worst):
             raise ExportError(f"the exported network's output {name} is not finite as PyTorch's is")
         largest = max(largest, worst)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim, ExportedProgram
 
 from bayesify.estimators.network_state import evaluation_mode
@@ -84,10 +85,29 @@ class TracedNetwork:
                 program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
         except ExportError:
             raise
+        except UserError as error:
+            if error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
+                raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
+            raise ExportError(
+                "the network cannot be traced: its forward pass fixes the number of examples, as "
+                "len(x), int(x.size(0)) and a loop over them do; use x.shape[0] as it is"
+            ) from error
         except Exception as error:  # PyTorch raises errors of many kinds
             raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
         inputs = ("input",) if len(args) == 1 else tuple(f"input_{i}" for i in range(len(args)))
         return cls(named, program, tensors, (*inputs, *names), outputs)
+
+    @property
+    def max_examples(self) -> int | None:
+        """The largest number of examples for which the program holds; None for any."""
+        names = self.program.graph_signature.user_inputs
+        limits = []
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" and node.name in names:
+                count = node.meta["val"].shape[0]
+                if isinstance(count, torch.SymInt):
+                    limits.append(self.program.range_constraints[count.node.expr].upper)
+        return min((int(limit) for limit in limits if limit.is_Integer), default=None)
 
     def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:
         """Run an exported form on all examples, on the first alone, and on more, and compare.

@@ -34,7 +34,12 @@ from torch.nn.parameter import is_lazy
 
 from bayesify.estimators.network_state import kept_tensors, with_own_elements
 from bayesify.io.entropy_coding import CodingError, Scan, decode_tensors, encode_tensors
-from bayesify.io.files import StorageError, atomic_write, encoded_safetensors
+from bayesify.io.files import (
+    StorageError,
+    atomic_write,
+    check_restored,
+    encoded_safetensors,
+)
 from bayesify.io.quantization import Quantized, quantize_means
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.description_length import kl_bytes
@@ -263,6 +268,7 @@ def decompressed(content: bytes, net: nn.Module, *, source: str = "the content")
             parameters[name].copy_(Quantized(integers, unit).weights)
         for name, tensor in parts.rest.items():
             others[name].copy_(tensor)
+    check_restored(parts.rest, others, source)
     return found
 
 

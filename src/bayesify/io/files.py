@@ -24,6 +24,7 @@ __all__ = [
     "StorageError",
     "atomic_path",
     "atomic_write",
+    "check_restored",
     "digest_of",
     "encoded_safetensors",
     "encoded_size",
@@ -292,6 +293,31 @@ def named_file(path: Path) -> Path:
             f"{path} must be a file, got a symbolic link that leads back to itself; name a file"
         )
     return found
+
+
+def check_restored(
+    stored: Mapping[str, Tensor], held: Mapping[str, Any], source: str | Path
+) -> None:
+    """Check that a network holds what a file stores, after the one was copied to the other.
+
+    Raises:
+        StorageError: it holds something else, as where it ties tensors that the file holds apart.
+
+    Example:
+        >>> check_restored({"a": torch.ones(2)}, {"a": torch.zeros(2)}, "m")
+        Traceback (most recent call last):
+        bayesify.io.files.StorageError: m is of another architecture: the given network cannot ...
+    """
+    for name, tensor in stored.items():
+        own = held.get(name)
+        if not isinstance(own, Tensor):
+            continue
+        value = tensor.to(own.device, own.dtype)
+        if not (own.shape == value.shape and bool(torch.isclose(own, value, 0, 0, True).all())):
+            raise StorageError(
+                f"{source} is of another architecture: the given network cannot hold its {name!r}, "
+                "most likely because it ties this to another parameter or buffer"
+            )
 
 
 def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from bayesify.io.components import (
     posterior_of,
     prior_of,
 )
-from bayesify.io.files import StorageError, read_tensors, write_tensors
+from bayesify.io.files import StorageError, check_restored, read_tensors, write_tensors
 from bayesify.io.frozen_parameters import (
     check_patterns,
     freeze_as_described,
@@ -294,6 +294,7 @@ def restore_model(
         except RuntimeError:  # whose text is of PyTorch's classes
             _check_state(bnn, state, source)
             raise
+        check_restored(state, bnn.state_dict(), source)
         freeze_as_described(bnn, meta)
     except StorageError:
         raise

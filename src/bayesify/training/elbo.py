@@ -59,7 +59,7 @@ class ELBOTerms(NamedTuple):
     #: The objective, in nats per example.
     loss: Tensor
     #: -log p(y | x, w), averaged over the minibatch and the weight samples, in nats; under
-    #: ``ClosedFormLastLayer`` its expectation over the last layer's weights.
+    #: ``ClosedFormLastLayer`` its expectation over the last layer's weights, or a bound above it.
     nll: Tensor
     #: KL(q || p), summed over the weights, in nats; 0 for a point estimate.
     kl: Tensor
@@ -95,7 +95,8 @@ class ELBO(nn.Module):
 
         loss_i = mean over the batch of -log p(y | x, w) + temperature * weight_i * KL(q || p) / N
 
-    At fixed noise the sum over an epoch of ``B_i * loss_i`` is the free energy of all N examples.
+    At fixed noise, temperature 1 and the whole weight of the KL, the sum over an epoch of
+    ``B_i * loss_i`` is the free energy of all N examples.
     The paper's learning rate eta on the summed minibatch loss is eta * B here.
 
     Args:
@@ -161,7 +162,7 @@ class ELBO(nn.Module):
         if kl not in ("auto", "closed", "monte-carlo") or (
             kl == "closed" and not has_closed_form(bnn.posterior, bnn.weight_prior)
         ):
-            kl_divergence(bnn.posterior, bnn.weight_prior, method=kl)
+            kl_divergence(bnn.posterior, bnn.weight_prior, method=kl)  # raises, and says why
         self.bnn = bnn
         self.num_data = num_data
         self.kl = kl

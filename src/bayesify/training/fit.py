@@ -109,7 +109,8 @@ def fit(
         backend: the implementation of a step, see docs/backends.md: ``"compiled"`` for one kernel
             over the weights, with noise of its own; ``"closed-form"`` for the same gradients
             without a compiler; ``"autograd"`` for the specification, which supports every
-            objective and optimiser; ``"auto"`` for the first of these that supports the run. The
+            objective and optimiser; ``"auto"`` for the fastest that supports the run: where only
+            the optimiser has no kernel, the objective's own, see ``fused`` of the ELBO. The
             callback is told which it is.
         shared_noise: whether several processes draw the same weights: half as many bytes are
             exchanged, and the gradients vary more. Weight sampling by ``"compiled"`` or

@@ -281,7 +281,7 @@ class _Search:
         return _refined(lambda std: self._kl(prior, std), grid, _KL_REFINEMENTS)[1]
 
     def _kl(self, prior: Prior, std: float) -> float:
-        """KL of a weight N(0, std^2) from its prior, per example."""
+        """KL of a weight N(0, std^2) to its prior, per example."""
         if isinstance(prior, EmpiricalGaussian):
             return 0.0
         if (prior, std) not in self._kls:

@@ -105,8 +105,8 @@ class PruningSchedule:
         Raises:
             ValueError: pruning would not end before training does, the objective is a bound that a
                 pruned network has not, or its estimator takes no pruned last layer.
-            TypeError: the weights have no std, and the criterion needs one; or a layer's KL has no
-                formula where some of its weights are pruned.
+            TypeError: the weights have no std, and the criterion needs one; or a layer's KL
+                cannot be computed where some of its weights are pruned.
         """
         if self.until_epoch >= epochs:
             raise ValueError(

@@ -161,7 +161,7 @@ def check_length(schedule: LRScheduler, last_step: int) -> None:
 
 @dataclass(frozen=True)
 class KLWarmup:
-    """The rise of the KL's weight from 0 to 1 in the first epochs.
+    """The rise of the KL's weight to 1 in the first epochs.
 
     Args:
         epochs: over so many, at least 0.

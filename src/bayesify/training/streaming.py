@@ -152,7 +152,7 @@ class StreamingELBO(ELBO):
         step: int | Tensor,  # noqa: ARG002
         samples: range,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """Return the KL from the posterior at construction, and the penalty of points, in nats."""
+        """Return the KL to the posterior at construction, and the penalty of points, in nats."""
         posterior = self.bnn.posterior
         assert isinstance(posterior, GaussianPosterior)
         kl = self.previous.kl_of(posterior)

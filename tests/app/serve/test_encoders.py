@@ -352,6 +352,7 @@ def test_the_process_answers_as_the_application_does(
 ) -> None:
     _, examples = new_examples(kind, place, tmp_path)
     wanted = post(client(kind), {"examples": examples}).json()
-    options = ("--samples", "16", "--level", "0.9", "--coverage", "0.95")
+    level = ("--level", "0.9") if kind == "pictures" else ()
+    options = ("--samples", "16", *level, "--coverage", "0.95")
     with serving(place / kind, *options) as service:
         assert service.ask(examples).json() == wanted

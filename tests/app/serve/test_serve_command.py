@@ -61,11 +61,13 @@ def test_bad_usage(runs: dict[str, Path], tmp_path: Path) -> None:
         ("--port", "0", "--timeout-s", "nan"): "timeout-s must be at least",
         ("--port", "0", "--samples", "0"): "samples must be at least 1",
         ("--port", "0", "--coverage", "2"): "coverage must lie strictly between 0 and 1",
-        ("--port", "0", "--level", "0"): "level must lie strictly between 0 and 1",
+        ("--port", "0", "--level", "0.5"): "level would do nothing here: classes have no intervals",
         ("--port", "0", "--pruned", str(tmp_path / "x")): "there is no file",
     }.items():
         check_refused(bayesify("serve", run, *words), message)
     check_refused(bayesify("serve", tmp_path / "none", "--port", "0"), "holds no run")
+    said = bayesify("serve", runs["regression"], "--port", "0", "--level", "0")
+    check_refused(said, "level must lie strictly between 0 and 1")
 
 
 def test_a_port_that_is_taken(runs: dict[str, Path]) -> None:

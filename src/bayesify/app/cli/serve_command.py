@@ -152,6 +152,7 @@ def _opened(
 
         return OnnxModel(source)
     from bayesify.app.runs.abstention import COVERAGE
+    from bayesify.app.runs.predict import chosen_level
     from bayesify.app.serve.run_model import RunModel
 
     run = opened(source)
@@ -161,6 +162,6 @@ def _opened(
         run,
         run.load_module(pruned),
         num_samples=samples,
-        level=0.95 if level is None else level,
+        level=chosen_level(level, run.class_names),
         coverage=COVERAGE if coverage is None else coverage,
     )

@@ -36,7 +36,7 @@ _BLOCK = 240_000
 class ClosedFormBackend(LeafBackend):
     """Compute the gradients of mean and rho in closed form (Blundell et al. 2015, eqs 3 and 4).
 
-    Its noise is that of the objective itself, and its gradients are the objective's to rounding.
+    Its noise is that of the objective with ``fused=False``, and so are its gradients to rounding.
     A step allocates nothing of the size of the network, apart from the network's own gradients.
 
     Args:

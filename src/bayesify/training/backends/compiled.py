@@ -30,12 +30,12 @@ class CompiledBackend(LeafBackend):
 
     The kernel goes over the weights once: it turns the network's gradients into those of mean and
     rho, updates both as the optimiser would (with the optimiser's own state), and writes the
-    weights of the next step. Its noise comes from a counter-based generator, so its numbers differ
-    from those of the objective itself.
+    weights of the next step. Its noise comes from a counter-based generator, as that of the
+    objective does where it runs by the kernel, and differs from that of ``fused=False``.
 
     Args:
         elbo: the objective.
-        optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for the two.
+        optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for both.
         compiled: False for the same numbers without a compiler, many times slower.
         processes: those that train together; None is this one alone.
 

@@ -1,4 +1,4 @@
-"""Sampled weights and their KL as one autograd function, for training loops of one's own.
+"""Sampled weights and their KL as one autograd function, for the objective's own pass.
 
 The kernel samples in one pass over the weights, and takes the gradients back to mean and rho in
 another, in memory that is used again from step to step.

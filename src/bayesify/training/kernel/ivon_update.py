@@ -1,4 +1,4 @@
-"""IVON's update in C++, for training loops of one's own."""
+"""IVON's update in C++, where the optimiser's own ``step`` makes it."""
 
 from __future__ import annotations
 
