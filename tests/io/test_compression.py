@@ -290,7 +290,7 @@ def test_a_network_that_shares_what_the_file_holds_apart_is_refused(
     bf.save(bnn, tmp_path / "whole")
     for read, name in ((bf.decompress, "small.bfz"), (bf.load, "whole")):
         read(tmp_path / name, Pair())
-        with pytest.raises(StorageError, match="because it ties this to another parameter or buf"):
+        with pytest.raises(StorageError, match=r"shares .* with another parameter or buffer"):
             read(tmp_path / name, Pair(tied))
     with torch.no_grad():  # equal values may be shared
         bnn.net.second.weight.copy_(bnn.net.first.weight)

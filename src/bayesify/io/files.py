@@ -10,6 +10,7 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "StorageError",
@@ -298,26 +299,34 @@ def named_file(path: Path) -> Path:
 def check_restored(
     stored: Mapping[str, Tensor], held: Mapping[str, Any], source: str | Path
 ) -> None:
-    """Check that a network holds what a file stores, after the one was copied to the other.
+    """Check that tensors of a network that share memory hold what a file stores for each.
+
+    Args:
+        stored: the file's tensors.
+        held: those of the network, to which they were copied; other entries are not looked at.
+        source: the file.
 
     Raises:
-        StorageError: it holds something else, as where it ties tensors that the file holds apart.
+        StorageError: one holds something else, since the file has another value for the other.
 
     Example:
-        >>> check_restored({"a": torch.ones(2)}, {"a": torch.zeros(2)}, "m")
+        >>> tied = torch.zeros(2)
+        >>> check_restored({"a": torch.ones(2), "b": tied}, {"a": tied, "b": tied}, "m")
         Traceback (most recent call last):
-        bayesify.io.files.StorageError: m is of another architecture: the given network cannot ...
+        bayesify.io.files.StorageError: m is of another architecture: the given network shares 'a'
+        with another parameter or buffer, and the file holds another value for that
     """
+    plain = {name: each for name, each in held.items() if type(each) in (Tensor, nn.Parameter)}
+    memory = {name: each.untyped_storage().data_ptr() for name, each in plain.items()}
+    uses = Counter(memory.values())
     for name, tensor in stored.items():
-        own = held.get(name)
-        if not isinstance(own, Tensor):
-            continue
-        value = tensor.to(own.device, own.dtype)
-        if not (own.shape == value.shape and bool(torch.isclose(own, value, 0, 0, True).all())):
-            raise StorageError(
-                f"{source} is of another architecture: the given network cannot hold its {name!r}, "
-                "most likely because it ties this to another parameter or buffer"
-            )
+        if name in plain and memory[name] and uses[memory[name]] > 1:
+            value = tensor.to(plain[name].device, plain[name].dtype)
+            if not torch.allclose(plain[name], value, 0.0, 0.0, equal_nan=True):
+                raise StorageError(
+                    f"{source} is of another architecture: the given network shares {name!r} with "
+                    "another parameter or buffer, and the file holds another value for that"
+                )
 
 
 def digest_of(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
