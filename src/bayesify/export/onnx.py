@@ -153,7 +153,7 @@ def encoded(traced: TracedNetwork, metadata: ExportMetadata | None) -> bytes:
         )
     if (most := traced.max_examples) is not None:  # of which the file would know nothing
         raise ExportError(
-            f"an ONNX file must hold for any number of examples, but the forward pass takes "
+            "an ONNX file must hold for any number of examples, but the forward pass takes "
             f"another branch, or fails, from {most + 1:,} on; export to .pt2, which raises there"
         )
     try:

@@ -105,8 +105,9 @@ class TracedNetwork:
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name in names:
                 count = node.meta["val"].shape[0]
-                if isinstance(count, torch.SymInt):
-                    limits.append(self.program.range_constraints[count.node.expr].upper)
+                symbol = count.node.expr if isinstance(count, torch.SymInt) else None
+                if symbol in self.program.range_constraints:
+                    limits.append(self.program.range_constraints[symbol].upper)
         return min((int(limit) for limit in limits if limit.is_Integer), default=None)
 
     def compare(self, run: Callable[..., Sequence[Tensor]]) -> float:

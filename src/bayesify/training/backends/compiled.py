@@ -35,7 +35,7 @@ class CompiledBackend(LeafBackend):
 
     Args:
         elbo: the objective.
-        optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for both.
+        optimizer: Adam, SGD or IVON; ``why_not_compiled`` returns None for it.
         compiled: False for the same numbers without a compiler, many times slower.
         processes: those that train together; None is this one alone.
 

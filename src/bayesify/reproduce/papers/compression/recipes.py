@@ -253,8 +253,8 @@ TRIALS = _trials()
 #: The trial of each recipe whose settings are used: that of lowest error, but for four. Of
 #: lenet-300-100-weights one had .05 less, and of 2x1200 a colder one with finer steps .01, which is
 #: noise of one seed; the first file of lenet-5-caffe-bytes was larger than the literature's,
-#: whatever its error. Of lenet-5-caffe-weights a long one with moved images had .14 less, which is
-#: more than noise; its three seeds are still to be run.
+#: whatever its error. Of lenet-5-caffe-weights a long one with moved images had .14 less, which
+#: may be more; its three seeds are still to be run.
 CHOSEN = {
     "lenet-300-100-weights": "lenet-300-100-weights",
     "lenet-300-100-bytes": "lenet-300-100-bytes",
