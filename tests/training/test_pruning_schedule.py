@@ -184,7 +184,7 @@ def check_pruned(elbo: ELBO, history: Any, fraction: float = 0.7) -> None:
     assert int((~mask).sum()) == math.floor(fraction * size)
     assert not posterior.mean[~mask].any(), "also the parameter itself is zero"
     assert bool(posterior.mean[mask].all())
-    draws = posterior.draw(torch.ones(2, getattr(posterior, "noise_size", size)).double())
+    draws = posterior.draw(torch.ones(2, posterior.noise_size).double())
     assert not draws.weights[:, ~mask].any()
     assert bool(draws.weights[:, mask].all())
     pruned = [row["fraction_pruned"] for row in history]

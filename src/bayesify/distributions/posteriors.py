@@ -28,8 +28,8 @@ __all__ = [
 class WeightDraw(NamedTuple):
     """Weights drawn from a posterior, and the noise that they were computed from.
 
-    The weights have shape (S, D), and so has the noise unless the weights depend on each other,
-    which may take more normals. It is kept because log q(w) is exact and cheap to compute from it.
+    The weights have shape (S, D), the noise (S, ``noise_size``). It is kept because log q(w) is
+    exact and cheap to compute from it.
     """
 
     weights: Tensor
@@ -86,14 +86,19 @@ class Posterior(WideModule, ABC):
     def std(self) -> Tensor:
         """Standard deviation of each weight, shape (D,), zero where pruned."""
 
+    @property
+    def noise_size(self) -> int:
+        """How many standard normals one weight sample needs: D if the weights are independent."""
+        return self.mean.numel()
+
     def noise(self, key: NoiseKey, samples: range) -> Tensor:
-        """Draw the standard normals that :meth:`draw` needs, shape (S, D)."""
+        """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
         mean = self.mean
-        return key.normals(samples, mean.numel(), dtype=mean.dtype, device=mean.device)
+        return key.normals(samples, self.noise_size, dtype=mean.dtype, device=mean.device)
 
     @abstractmethod
     def draw(self, noise: Tensor) -> WeightDraw:
-        """Transform standard normals of shape (S, D) to S weight vectors."""
+        """Transform standard normals of shape (S, ``noise_size``) to S weight vectors."""
 
     @abstractmethod
     def log_prob_of(self, draw: WeightDraw) -> Tensor:

@@ -15,7 +15,6 @@ from bayesify.distributions.correlations import Correlation
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import GaussianPosterior, MeanFieldGaussian, WeightDraw
 from bayesify.distributions.softplus import inverse_softplus, softplus
-from bayesify.noise.keys import NoiseKey
 
 __all__ = ["Group", "MomentsGiven", "PosteriorFamily", "ScaledGroup", "StructuredGaussian"]
 
@@ -100,7 +99,7 @@ class StructuredGaussian(GaussianPosterior):
 
     @property
     def noise_size(self) -> int:
-        """How many standard normals one weight sample needs."""
+        """How many standard normals one weight sample needs, which may be more than D."""
         return sum(correlation.num_normals for correlation in self.group_correlations)
 
     @property
@@ -139,11 +138,6 @@ class StructuredGaussian(GaussianPosterior):
         found = [c.narrow(part, max_std) if bool(own.any()) else part for c, part, own in parts]
         narrowed = inverse_softplus(self._join(found).clamp(min=torch.finfo(scale.dtype).tiny))
         self.rho.copy_(torch.where(chosen, narrowed.minimum(self.rho), self.rho))
-
-    def noise(self, key: NoiseKey, samples: range) -> Tensor:
-        """Draw the standard normals that :meth:`draw` needs, shape (S, ``noise_size``)."""
-        mean = self.mean
-        return key.normals(samples, self.noise_size, dtype=mean.dtype, device=mean.device)
 
     def draw(self, noise: Tensor) -> WeightDraw:
         """Transform standard normals of shape (S, ``noise_size``) to S weight vectors."""

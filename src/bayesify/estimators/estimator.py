@@ -109,8 +109,6 @@ class Estimator(ABC):
     antithetic: bool = False
     #: Whether treatments depend on the uses found by tracing a forward pass.
     needs_trace: ClassVar[bool] = True
-    #: Whether it has ``run_moments``, by which the last layer is integrated out.
-    integrates_outputs: ClassVar[bool] = False
 
     @abstractmethod
     def treatment(self, uses: Sequence[ParameterUse]) -> Treatment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -73,7 +73,6 @@ class ClosedFormLastLayer(Estimator):
     """
 
     below: Estimator = field(default_factory=WeightSampling)
-    integrates_outputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the estimator below."""

@@ -238,7 +238,7 @@ class RandomNetwork(nn.Module):
     @property
     def integrates_outputs(self) -> bool:
         """Whether the ELBO takes :meth:`output_moments`, as under ``ClosedFormLastLayer``."""
-        return self._effective_estimator().integrates_outputs
+        return isinstance(self._effective_estimator(), ClosedFormLastLayer)
 
     def output_moments(
         self, inputs: Inputs, key: NoiseKey, samples: range

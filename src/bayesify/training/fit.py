@@ -221,7 +221,7 @@ def fit(
     )
     arguments = {"epochs": epochs, "number of minibatches": batches, **member.settings}
     check_alike(elbo, made, chosen, processes, arguments)
-    _check_same_noise(position, processes)
+    _check_noise_as_shared_before(position, processes)
     if processes.is_first and (note := _other_processes(position, processes)) is not None:
         getattr(run_callback, "on_note", lambda _: None)(note)
 
@@ -298,7 +298,7 @@ def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> lis
     ]
 
 
-def _check_same_noise(position: Position, processes: Processes) -> None:
+def _check_noise_as_shared_before(position: Position, processes: Processes) -> None:
     """Raise ValueError where processes resume with noise that is shared, or not, unlike before."""
     if processes.is_alone or position.processes == 1 or position == Position():
         return
