@@ -497,6 +497,30 @@ def test_parameters_without_a_posterior_have_a_prior_of_earlier_examples() -> No
     assert abs(rho.item() - before.item()) < 0.02
 
 
+def error_after_parts(*, own_noise: bool) -> float:
+    """Root mean square error of 200 means after 60 parts, in standard deviations of the exact."""
+    torch.manual_seed(0)
+    net = nn.Linear(1, 200, bias=False)
+    nn.init.zeros_(net.weight)
+    likelihood = bf.GaussianLikelihood(std=1.0)
+    bnn = bf.BayesianModule(net, likelihood=likelihood, prior=bf.Gaussian(1.0), init_std=1.0)
+    x, y = torch.ones(5, 1), 0.5 + torch.randn(60, 5, 200)
+    for number, part in enumerate(y):
+        if own_noise:
+            bnn.seed = number
+        elbo = (bf.StreamingELBO if number else bf.ELBO)(bnn, num_data=5)
+        bf.fit(elbo, TensorLoader(x, part, 5), epochs=30, lr=0.03, scheduler=cosine, progress=False)
+    exact = y.flatten(0, 1).sum(0) / (y[:, :, 0].numel() + 1)
+    errors = (bnn.posterior.mean.detach().flatten() - exact) * (y[:, :, 0].numel() + 1) ** 0.5
+    return float(errors.square().mean().sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+def test_errors_of_parts_with_one_noise_add_up() -> None:
+    assert error_after_parts(own_noise=True) < 0.75 * error_after_parts(own_noise=False)
+
+
 def test_new_parameters_without_a_posterior_are_not_held() -> None:
     body = nn.Linear(3, 4, dtype=D)
     heads = [nn.Sequential(nn.LayerNorm(4, dtype=D), nn.Linear(4, 2, dtype=D)) for _ in range(2)]
