@@ -50,9 +50,13 @@ def base() -> nn.Module:
     torch.manual_seed(0)
     return BertForSequenceClassification(
         BertConfig(
-            **{"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
-            **{"intermediate_size": 1536, "num_labels": CLASSES},
-            **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+            hidden_size=384,
+            num_hidden_layers=6,
+            num_attention_heads=12,
+            intermediate_size=1536,
+            num_labels=CLASSES,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
         )
     )
 

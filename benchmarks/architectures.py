@@ -113,8 +113,12 @@ def unet() -> nn.Module:
     """Return a U-Net that predicts the noise in an image, given a time."""
     diffusers = importlib.import_module("diffusers")
     net: nn.Module = diffusers.UNet2DModel(
-        **{"sample_size": 16, "in_channels": 1, "out_channels": 1, "layers_per_block": 1},
-        **{"block_out_channels": (32, 64), "norm_num_groups": 8},
+        sample_size=16,
+        in_channels=1,
+        out_channels=1,
+        layers_per_block=1,
+        block_out_channels=(32, 64),
+        norm_num_groups=8,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     )
@@ -401,8 +405,13 @@ def main() -> None:
             row = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         project = it.package.replace("_", "-")
         row |= {
-            **{"name": name, "library": it.package, "has": it.has, "load": load_average()},
-            **{"version": metadata.version(project), "commit": commit(), "hardware": hardware()},
+            "name": name,
+            "library": it.package,
+            "has": it.has,
+            "load": load_average(),
+            "version": metadata.version(project),
+            "commit": commit(),
+            "hardware": hardware(),
             "versions": versions(),
         }
         path = FOLDER / f"{name.lower().replace(', ', '-').replace(' ', '-')}.json"

@@ -76,7 +76,9 @@ def measured(result: Mapping[str, Any], data: ImageData) -> list[dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder:
         sessions = {}
         for name, each in (
-            *(("whole", whole), ("small", small), ("selecting", selecting)),
+            ("whole", whole),
+            ("small", small),
+            ("selecting", selecting),
             ("int8", small),
         ):
             export_onnx(each, f"{folder}/{name}.onnx", inputs[:2], int8=name == "int8")

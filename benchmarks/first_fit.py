@@ -144,8 +144,13 @@ def _multilayer() -> nn.Module:
 def _convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(-1, (1, 28, 28)),
-        *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Conv2d(1, 8, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
         nn.Linear(256, 10),
     )
 
@@ -260,9 +265,16 @@ def main() -> None:
             if not _not_converged(rows["as it is"]):
                 break
         document = {
-            **{"experiment": "first-fit", "quick": False, "config": {"samples": SAMPLES}},
-            **{"name": name, "seed": 0, "commit": commit(), "hardware": hardware()},
-            **{"versions": versions(), "load": load_average(), "metrics": rows},
+            "experiment": "first-fit",
+            "quick": False,
+            "config": {"samples": SAMPLES},
+            "name": name,
+            "seed": 0,
+            "commit": commit(),
+            "hardware": hardware(),
+            "versions": versions(),
+            "load": load_average(),
+            "metrics": rows,
             "seconds": time.perf_counter() - started,
         }
         atomic_write(path, json.dumps(document, indent=2) + "\n")

@@ -138,10 +138,21 @@ def _run(request: Request, tree: Path) -> Answer:
     recorder = _Recorder(request.tests, coverage)
     # The options of the project but for those that share the tests out over processes.
     options = [
-        *("-q", "-c", str(tree / "pyproject.toml"), "--rootdir", str(tree)),
-        *("-p", "no:cacheprovider", "-p", "no:xdist", "-m", request.mark),
-        *("-o", "addopts=--doctest-modules --import-mode=importlib"),
-        *("--basetemp", str(tree.with_name(f"{tree.name}-temporary"))),
+        "-q",
+        "-c",
+        str(tree / "pyproject.toml"),
+        "--rootdir",
+        str(tree),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-m",
+        request.mark,
+        "-o",
+        "addopts=--doctest-modules --import-mode=importlib",
+        "--basetemp",
+        str(tree.with_name(f"{tree.name}-temporary")),
     ]
     options += ["-x"] if request.first else ["--continue-on-collection-errors"]
     code = pytest.main([*options, *request.files], plugins=[recorder])

@@ -94,8 +94,11 @@ def measure(
         FOLDER / f"{name}.json",
         json.dumps(
             {
-                **{"runs": runs, "pruning": pruning["rows"]},
-                **{"commit": commit(), "hardware": hardware(), "versions": versions()},
+                "runs": runs,
+                "pruning": pruning["rows"],
+                "commit": commit(),
+                "hardware": hardware(),
+                "versions": versions(),
             },
             indent=1,
         )
@@ -142,9 +145,7 @@ def main() -> None:
             encoder = encoder_folder()
             texts = write_texts(place / "queries.csv")
             options = ("--target", "intent", "--text", "query", "--encoder", encoder)
-            measure(
-                *("texts", place, texts, options), {"the defaults": (), "`--baseline sgd`": plain}
-            )
+            measure("texts", place, texts, options, {"the defaults": (), "`--baseline sgd`": plain})
         if "images" in wanted:
             kinds = {
                 "the defaults": (),

@@ -19,7 +19,14 @@ from bayesify.io import atomic_write
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 #: Options with which a script stores no measurement.
 READ_ONLY = {
-    *("--check", "--help", "-h", "--list-survivors", "--report", "--show", "--table", "--words"),
+    "--check",
+    "--help",
+    "-h",
+    "--list-survivors",
+    "--report",
+    "--show",
+    "--table",
+    "--words",
 }
 
 

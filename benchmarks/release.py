@@ -40,8 +40,14 @@ BASE = ("numpy", "safetensors", "torch")
 TRAIN = ("train", "mnist", "--limit", "2000", "--epochs", "1")
 #: Files of the sdist next to the package.
 DOCUMENTS = {
-    *("CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md"),
-    *("constraints.txt", "pyproject.toml"),
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "PKG-INFO",
+    "README.md",
+    "SECURITY.md",
+    "constraints.txt",
+    "pyproject.toml",
 }
 _METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 _CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))

@@ -21,10 +21,22 @@ from bayesify.reproduce.papers.blundell import bound, comparison
 
 README = DOCS.parent / "README.md"
 PAGES = (
-    *("paper.md", "recipe.md", "bandits.md"),
-    *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
-    *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
-    *("referee.md", "small-networks.md", "continual-learning.md", "active-learning.md"),
+    "paper.md",
+    "recipe.md",
+    "bandits.md",
+    "documents.md",
+    "reproductions.md",
+    "calibration.md",
+    "comparison.md",
+    "bound.md",
+    "adapters.md",
+    "certificates.md",
+    "table-comparison.md",
+    "adr/0003-defaults-of-train.md",
+    "referee.md",
+    "small-networks.md",
+    "continual-learning.md",
+    "active-learning.md",
     "which-posterior.md",
 )
 

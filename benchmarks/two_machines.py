@@ -134,7 +134,10 @@ def worker(mode: str, batch: int) -> None:
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     net = nn.Sequential(
-        *(nn.Linear(784, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU()),
+        nn.Linear(784, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, _HIDDEN),
+        nn.ReLU(),
         nn.Linear(_HIDDEN, 10),
     )
     rows = batch // world

@@ -32,9 +32,16 @@ def main() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Unflatten(-1, (1, 28, 28)),
-        *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
+        nn.Conv2d(1, 8, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
     )
     bnn = bf.BayesianModule(net, prior=bf.Gaussian(0.3), estimator=ESTIMATORS[options.estimator])
     print(bnn.summary(data.train_inputs[:2]))

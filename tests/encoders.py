@@ -16,8 +16,11 @@ def save_encoder(folder: Path, *, seed: int = 0, size: int = 8) -> Path:
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     config = transformers.BertConfig(
-        **{"hidden_size": size, "num_hidden_layers": 1, "num_attention_heads": 2},
-        **{"intermediate_size": size, "vocab_size": len(WORDS)},
+        hidden_size=size,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=size,
+        vocab_size=len(WORDS),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -45,16 +48,25 @@ def save_image_encoder(folder: Path, *, seed: int = 0, size: int = 8, kind: str 
             model = transformers.ResNetModel(config)
         else:
             config = transformers.ViTConfig(
-                **{"hidden_size": size, "num_hidden_layers": 1, "num_attention_heads": 2},
-                **{"intermediate_size": size, "image_size": 16, "patch_size": 8},
+                hidden_size=size,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=size,
+                image_size=16,
+                patch_size=8,
             )
             model = transformers.ViTModel(config, add_pooling_layer=kind == "vit with pooler")
         model.save_pretrained(folder)
     processor = {
         "image_processor_type": "ViTImageProcessor",
-        **{"do_resize": True, "size": {"height": 16, "width": 16}, "resample": 2},
-        **{"do_rescale": True, "rescale_factor": 1 / 255},
-        **{"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        "do_resize": True,
+        "size": {"height": 16, "width": 16},
+        "resample": 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder

@@ -40,24 +40,43 @@ def mlp(activation: nn.Module) -> nn.Module:
 
 def plain_conv(padding: Any, pool: nn.Module) -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 8, padding=padding), nn.ReLU(), pool),
-        *(conv(8, 6, padding=padding), nn.Sigmoid(), nn.Flatten(), nn.LazyLinear(7)),
-        *(nn.ReLU(), nn.Linear(7, 4)),
+        conv(2, 8, padding=padding),
+        nn.ReLU(),
+        pool,
+        conv(8, 6, padding=padding),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.LazyLinear(7),
+        nn.ReLU(),
+        nn.Linear(7, 4),
     )
 
 
 def normed_conv(**options: Any) -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 8, **options), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
-        *(conv(8, 6, 1), nn.BatchNorm2d(6, affine=False), nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1)),
-        *(nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 4)),
+        conv(2, 8, **options),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.AvgPool2d(2),
+        conv(8, 6, 1),
+        nn.BatchNorm2d(6, affine=False),
+        nn.LeakyReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(6, 4),
     )
 
 
 def conv1d() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv1d(2, 8, 3), nn.BatchNorm1d(8), nn.PReLU(8), nn.MaxPool1d(2)),
-        *(nn.Conv1d(8, 5, 2, padding=1, padding_mode="circular"), nn.PReLU(), nn.Flatten()),
+        nn.Conv1d(2, 8, 3),
+        nn.BatchNorm1d(8),
+        nn.PReLU(8),
+        nn.MaxPool1d(2),
+        nn.Conv1d(8, 5, 2, padding=1, padding_mode="circular"),
+        nn.PReLU(),
+        nn.Flatten(),
         nn.LazyLinear(4),
     )
 
@@ -94,8 +113,15 @@ def squeeze_excite(net: Any, x: Tensor) -> Tensor:
 
 def depthwise() -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 6), nn.ReLU(), conv(6, 12, padding=1, groups=6), nn.BatchNorm2d(12)),
-        *(nn.ReLU6(), conv(12, 5, 1), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)),
+        conv(2, 6),
+        nn.ReLU(),
+        conv(6, 12, padding=1, groups=6),
+        nn.BatchNorm2d(12),
+        nn.ReLU6(),
+        conv(12, 5, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(4),
     )
 
 
@@ -139,21 +165,34 @@ def scaled_by_parameter(net: Any, x: Tensor) -> Tensor:
 
 def autoencoder() -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 8, stride=2), nn.ReLU(), nn.ConvTranspose2d(8, 6, 3, stride=2), nn.ReLU()),
+        conv(2, 8, stride=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 6, 3, stride=2),
+        nn.ReLU(),
         conv(6, 2, 1),
     )
 
 
 def upsampled() -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 8, stride=2), nn.ReLU(), nn.Upsample(scale_factor=2), conv(8, 6), nn.ReLU()),
-        *(nn.Upsample(scale_factor=2, mode="bilinear"), conv(6, 2, 1)),
+        conv(2, 8, stride=2),
+        nn.ReLU(),
+        nn.Upsample(scale_factor=2),
+        conv(8, 6),
+        nn.ReLU(),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        conv(6, 2, 1),
     )
 
 
 def border_of_zeros() -> nn.Module:
     return nn.Sequential(
-        *(conv(2, 8), nn.ReLU(), nn.ZeroPad2d(1), conv(8, 5), nn.ReLU(), nn.Flatten()),
+        conv(2, 8),
+        nn.ReLU(),
+        nn.ZeroPad2d(1),
+        conv(8, 5),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.LazyLinear(4),
     )
 
@@ -183,8 +222,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "squeeze and excite": (
         lambda: Net(
-            *(squeeze_excite,),
-            **{"a": conv(2, 8), "down": conv(8, 3, 1), "up": conv(3, 8, 1)},
+            squeeze_excite,
+            a=conv(2, 8),
+            down=conv(8, 3, 1),
+            up=conv(3, 8, 1),
             out=nn.LazyLinear(4),
         ),
         IMAGE,
@@ -194,17 +235,21 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "fixed view": (lambda: Net(fixed_view, a=conv(2, 8), out=nn.LazyLinear(4)), IMAGE),
     "shortcut of zeros": (
         lambda: Net(
-            *(shortcut_of_zeros,),
-            **{"a": conv(2, 6, padding=1), "b": conv(6, 9, padding=1, stride=2)},
+            shortcut_of_zeros,
+            a=conv(2, 6, padding=1),
+            b=conv(6, 9, padding=1, stride=2),
             out=nn.Linear(9, 4),
         ),
         IMAGE,
     ),
     "tokens": (
         lambda: Net(
-            *(tokens,),
-            **{"embed": nn.Linear(2, 8), "norm": nn.LayerNorm(8), "up": nn.Linear(8, 16)},
-            **{"down": nn.Linear(16, 8), "out": nn.Linear(8, 4)},
+            tokens,
+            embed=nn.Linear(2, 8),
+            norm=nn.LayerNorm(8),
+            up=nn.Linear(8, 16),
+            down=nn.Linear(16, 8),
+            out=nn.Linear(8, 4),
         ),
         IMAGE,
     ),
@@ -218,8 +263,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "scaled by a parameter": (
         lambda: Net(
-            *(scaled_by_parameter,),
-            **{"a": nn.Linear(6, 9), "norm": nn.LayerNorm(9), "out": nn.Linear(9, 4)},
+            scaled_by_parameter,
+            a=nn.Linear(6, 9),
+            norm=nn.LayerNorm(9),
+            out=nn.Linear(9, 4),
         ),
         FLAT,
     ),

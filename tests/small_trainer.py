@@ -20,8 +20,12 @@ MARKS = [
 ]
 N, T, K = 16, 5, 3
 SIZES = {
-    **{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 8, "vocab_size": 11, "num_labels": K},
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 11,
+    "num_labels": K,
 }
 
 
@@ -40,8 +44,10 @@ class Texts(torch.utils.data.Dataset):
         ids = self.ids[index]
         mask = torch.ones(T, dtype=torch.long)
         return {
-            **{"input_ids": ids, "attention_mask": mask},
-            **{"labels": self.labels[index], "unused": torch.zeros(1)},
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": self.labels[index],
+            "unused": torch.zeros(1),
         }
 
 
@@ -56,12 +62,21 @@ def classifier(**options: Any) -> bf.ELBO:
 
 def arguments(folder: Path, **changes: Any) -> Any:
     settings = {
-        **{"output_dir": str(folder), "num_train_epochs": 2, "learning_rate": 1e-2},
-        **{"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4},
-        **{"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "optim": "adamw_torch"},
-        **{"train_sampling_strategy": "sequential", "save_strategy": "no", "report_to": "none"},
-        **{"disable_tqdm": True, "logging_steps": 1, "use_cpu": True},
-        **{"dataloader_pin_memory": False},
+        "output_dir": str(folder),
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "optim": "adamw_torch",
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
     }
     return transformers.TrainingArguments(**{**settings, **changes})
 

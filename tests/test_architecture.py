@@ -184,9 +184,20 @@ def test_modules_say_what_they_are() -> None:
 
 
 HEAVY = (
-    *("matplotlib", "typer", "rich", "pandas", "sklearn", "torchmetrics"),
-    *("transformers", "lightning", "peft", "jax", "numpyro", "constriction"),
-    *("torch._dynamo", "torch._inductor"),
+    "matplotlib",
+    "typer",
+    "rich",
+    "pandas",
+    "sklearn",
+    "torchmetrics",
+    "transformers",
+    "lightning",
+    "peft",
+    "jax",
+    "numpyro",
+    "constriction",
+    "torch._dynamo",
+    "torch._inductor",
 )
 PROBE = """
 import json, random, sys

@@ -33,7 +33,9 @@ def test_the_docstring_names_what_there_is() -> None:
         "Prior",
     }
     assert set(bayesify.__all__) - named == helpers | {
-        *("kl_divergence", "MissingKLWarning", "SharedNoiseWarning")
+        "kl_divergence",
+        "MissingKLWarning",
+        "SharedNoiseWarning",
     }
 
 

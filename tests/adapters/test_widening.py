@@ -88,9 +88,15 @@ def test_wrong_arguments() -> None:
 def test_experts_are_not_widened() -> None:
     torch.manual_seed(0)
     config = transformers.MixtralConfig(
-        **{"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 11},
-        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2},
-        **{"num_labels": K, "pad_token_id": 0},
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        vocab_size=11,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        num_labels=K,
+        pad_token_id=0,
     )
     base = transformers.MixtralForSequenceClassification(config)
     net = get_peft_model(

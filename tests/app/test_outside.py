@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     table = write(folder / "table.csv", x, target)
     with quick_runs():
         said = bayesify(
-            *("train", table, "--target", "y", "--out", folder / "run", "--seed", 3, *QUICK)
+            "train", table, "--target", "y", "--out", folder / "run", "--seed", 3, *QUICK
         )
     assert said.code == 0, said.err
     parts = {}

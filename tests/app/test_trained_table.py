@@ -136,9 +136,7 @@ def test_a_file_that_is_not_the_pruned_network_of_the_run(place: Path, tmp_path:
     with torch.no_grad():
         bnn.posterior.mean.mul_(2.0)
     bf.save(prune(bnn, 0.5), small)
-    said = bayesify(
-        *("predict", run, place / "table.csv", "--out", tmp_path / "p", "--pruned", small)
-    )
+    said = bayesify("predict", run, place / "table.csv", "--out", tmp_path / "p", "--pruned", small)
     check_refused(said, "must hold weights of the run", "got others; write it with bayesify prune")
     assert not (tmp_path / "p").exists()
 

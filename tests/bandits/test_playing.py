@@ -180,7 +180,9 @@ def play_in_parts(make: Callable[[], Any], path: Path, stops: list[int]) -> tupl
     for stop in stops:
         with pytest.raises(StoppedError):
             play(
-                *(make(), MushroomBandit(few(), seed=1), STEPS),
+                make(),
+                MushroomBandit(few(), seed=1),
+                STEPS,
                 checkpoint=path,
                 every=5,
                 on_progress=stop_at(stop),

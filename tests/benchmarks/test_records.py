@@ -14,9 +14,21 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 #: Scripts and their parts that store no rows with a commit.
 STORE_NOTHING = {
-    *("bench_table", "call_chain", "kernels", "mutation_faults", "mutation_operators"),
-    *("mutation_server", "mutation_suite", "pages", "prediction_memory", "records", "same_results"),
-    *("show_reproductions", "site_pages", "two_machines_table", "uncertainty"),
+    "bench_table",
+    "call_chain",
+    "kernels",
+    "mutation_faults",
+    "mutation_operators",
+    "mutation_server",
+    "mutation_suite",
+    "pages",
+    "prediction_memory",
+    "records",
+    "same_results",
+    "show_reproductions",
+    "site_pages",
+    "two_machines_table",
+    "uncertainty",
 }
 #: Rows of commits that are not in the history, by folder: to be measured again.
 LOST = {"export": 1, "serve": 1}

@@ -17,8 +17,17 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 #: Subpackages all of whose names are public; of others, those that pages and examples import.
 PUBLIC = (
-    *("adapters", "bandits", "datasets", "export", "integrations.lightning"),
-    *("integrations.transformers", "metrics", "plots", "prediction", "referee", "sklearn"),
+    "adapters",
+    "bandits",
+    "datasets",
+    "export",
+    "integrations.lightning",
+    "integrations.transformers",
+    "metrics",
+    "plots",
+    "prediction",
+    "referee",
+    "sklearn",
     "training",
 )
 #: What the needed extra is called by the module that is missing without it.

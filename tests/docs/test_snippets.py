@@ -46,8 +46,14 @@ def classification(net: nn.Module) -> dict[str, Any]:
     dataset = torch.utils.data.TensorDataset(x, y)
     bnn = bf.BayesianModule(net)
     return {
-        **{"bf": bf, "torch": torch, "net": net, "bnn": bnn, "x": x, "y": y},
-        **{"dataset": dataset, "loader": torch.utils.data.DataLoader(dataset, 8)},
+        "bf": bf,
+        "torch": torch,
+        "net": net,
+        "bnn": bnn,
+        "x": x,
+        "y": y,
+        "dataset": dataset,
+        "loader": torch.utils.data.DataLoader(dataset, 8),
     }
 
 

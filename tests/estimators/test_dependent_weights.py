@@ -160,7 +160,9 @@ def inputs_not_mixed(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = [
-    *(without_outputs, half_the_variance, inputs_not_mixed),
+    without_outputs,
+    half_the_variance,
+    inputs_not_mixed,
     faults.local_one_noise_for_all_data,
 ]
 

@@ -62,7 +62,11 @@ def case(kind: str, folder: Path) -> Case:
     path.write_text(table(kind), encoding="utf-8")
     schema = fit_table(path, "answer", **TARGETS[kind])[1]
     assert [column.kind for column in schema.columns] == [
-        *("category", "number", "number", "flag", "date")
+        "category",
+        "number",
+        "number",
+        "flag",
+        "date",
     ]
     target = schema.target
     has_noise = not target.classes and not target.has_counts

@@ -113,7 +113,12 @@ def check(case: Case, report: ExportReport) -> None:
 
 def test_a_graph_of_classes_reads_raw_cells(exported: Exported) -> None:
     assert exported.report.outputs == (
-        *("mean", "prediction", "total", "epistemic", "outside_training", "outside_column"),
+        "mean",
+        "prediction",
+        "total",
+        "epistemic",
+        "outside_training",
+        "outside_column",
     )
     check(exported.case, exported.report)
 

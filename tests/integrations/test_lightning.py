@@ -279,7 +279,9 @@ def test_predictions(tmp_path: Path) -> None:
     expected = module.elbo.bnn.predict(X[:BATCH])
     named = [(x, f"{number}.png") for number, x in enumerate(X)]  # inputs and what is no tensor
     for data in (
-        *(loader(), DataLoader(TensorDataset(X), BATCH), DataLoader(X, BATCH)),
+        loader(),
+        DataLoader(TensorDataset(X), BATCH),
+        DataLoader(X, BATCH),
         DataLoader(named, BATCH),  # type: ignore[arg-type]
     ):
         found = trainer(tmp_path).predict(module, data)[0]
@@ -295,8 +297,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lightning, "Trainer", partial(trainer, tmp_path))
     names = {
-        **{"net": nn.Linear(3, 4), "dataset": TensorDataset(X, Y), "torch": torch},
-        **{"train_loader": loader(), "validation_loader": loader(), "loader": loader()},
+        "net": nn.Linear(3, 4),
+        "dataset": TensorDataset(X, Y),
+        "torch": torch,
+        "train_loader": loader(),
+        "validation_loader": loader(),
+        "loader": loader(),
     }
     run_snippets("docs/lightning.md", names)
     assert (tmp_path / "model.safetensors").exists()

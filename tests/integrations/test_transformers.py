@@ -293,8 +293,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Texts()
     ids, mask = data.ids, torch.ones(N, T, dtype=torch.long)
     names: dict[str, Any] = {
-        **{"name": str(tmp_path / "tiny"), "dataset": data, "loader": Batches(), "ids": ids},
-        **{"mask": mask, "training_arguments": arguments(tmp_path / "run")},
+        "name": str(tmp_path / "tiny"),
+        "dataset": data,
+        "loader": Batches(),
+        "ids": ids,
+        "mask": mask,
+        "training_arguments": arguments(tmp_path / "run"),
     }
     page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
     for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

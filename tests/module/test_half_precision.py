@@ -22,7 +22,9 @@ from bayesify.training import TargetScaleWarning
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
 ESTIMATORS: list[Estimator] = [
-    *(bf.WeightSampling(), bf.LocalReparameterization(), bf.Flipout()),
+    bf.WeightSampling(),
+    bf.LocalReparameterization(),
+    bf.Flipout(),
 ]
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -134,14 +136,15 @@ def test_everything_of_the_objective_stays_wide() -> None:
 
 
 LIKELIHOODS: list[tuple[bf.Likelihood, int]] = [
-    *(
-        (bf.CategoricalLikelihood(), 100),
-        (bf.BernoulliLikelihood(), 3),
-        (bf.OrdinalLikelihood(4), 1),
-    ),
-    *((bf.GaussianLikelihood(300.0), 2), (bf.GaussianLikelihood(1e-4), 2)),
-    *((bf.StudentTLikelihood(df=2.01), 2), (bf.CensoredGaussianLikelihood(1e-4), 2)),
-    *((bf.PoissonLikelihood(), 2), (bf.NegativeBinomialLikelihood(), 2)),
+    (bf.CategoricalLikelihood(), 100),
+    (bf.BernoulliLikelihood(), 3),
+    (bf.OrdinalLikelihood(4), 1),
+    (bf.GaussianLikelihood(300.0), 2),
+    (bf.GaussianLikelihood(1e-4), 2),
+    (bf.StudentTLikelihood(df=2.01), 2),
+    (bf.CensoredGaussianLikelihood(1e-4), 2),
+    (bf.PoissonLikelihood(), 2),
+    (bf.NegativeBinomialLikelihood(), 2),
 ]
 
 
@@ -197,7 +200,9 @@ def test_a_likelihood_of_ones_own_predicts_in_float32(dtype: torch.dtype) -> Non
         with torch.autocast("cpu", dtype):
             mixed = bnn.predict(x.to(dtype), 5)
         for p in (
-            *(mixed, bnn.predict(x, 5), bnn.predict_mean(x)),
+            mixed,
+            bnn.predict(x, 5),
+            bnn.predict_mean(x),
             bf.MCDropout(bnn.to_module(), likelihood=likelihood).predict(x, 3),
             bf.DeepEnsemble([bnn, copy.deepcopy(bnn)]).predict(x, 3),
         ):

@@ -98,7 +98,9 @@ def test_heads_must_fit_together() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        *(nn.BatchNorm1d(8), nn.BatchNorm1d(8, track_running_stats=False), nn.LazyBatchNorm1d()),
+        nn.BatchNorm1d(8),
+        nn.BatchNorm1d(8, track_running_stats=False),
+        nn.LazyBatchNorm1d(),
         nn.InstanceNorm1d(8, track_running_stats=True),
     ],
     ids=repr,

@@ -102,8 +102,16 @@ def test_a_plain_pass_is_sound() -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        *(with_gradients, with_tangents, with_inference, with_restored_numbers, unseen, that_reads),
-        *(that_edits_its_input, that_edits_what_was_read, that_keeps, without_random),
+        with_gradients,
+        with_tangents,
+        with_inference,
+        with_restored_numbers,
+        unseen,
+        that_reads,
+        that_edits_its_input,
+        that_edits_what_was_read,
+        that_keeps,
+        without_random,
     ],
 )
 def test_a_pass_is_not_sound(run: Callable[..., Tensor]) -> None:

@@ -188,8 +188,13 @@ def by_loops(weights: list[Tensor]) -> list[int]:
 def check_widths(shrink: Callable[..., nn.Module] = shrink) -> None:
     for seed in range(8):
         net = nn.Sequential(
-            *(nn.Linear(6, 9, bias=False), nn.ReLU(), nn.Linear(9, 8, bias=False), nn.ReLU()),
-            *(nn.Linear(8, 7, bias=False), nn.ReLU(), nn.Linear(7, 4, bias=False)),
+            nn.Linear(6, 9, bias=False),
+            nn.ReLU(),
+            nn.Linear(9, 8, bias=False),
+            nn.ReLU(),
+            nn.Linear(8, 7, bias=False),
+            nn.ReLU(),
+            nn.Linear(7, 4, bias=False),
         )
         sparse(net, seed=seed, rows=0.2, columns=0.1, single=0.7)
         small = shrink(net, torch.ones(1, 6))

@@ -255,9 +255,14 @@ class Between(nn.Module):
 @pytest.mark.parametrize(
     "operation",
     [
-        *(nn.MaxPool1d(2, stride=1, padding=1), nn.MaxPool1d(3, 1, 1), nn.AvgPool1d(3, 1, 1)),
-        *(nn.ReflectionPad1d(1), nn.ReplicationPad1d(2), nn.Upsample(scale_factor=2)),
-        *(nn.ZeroPad1d(1), nn.Identity()),
+        nn.MaxPool1d(2, stride=1, padding=1),
+        nn.MaxPool1d(3, 1, 1),
+        nn.AvgPool1d(3, 1, 1),
+        nn.ReflectionPad1d(1),
+        nn.ReplicationPad1d(2),
+        nn.Upsample(scale_factor=2),
+        nn.ZeroPad1d(1),
+        nn.Identity(),
     ],
     ids=str,
 )

@@ -81,8 +81,10 @@ def predicted_at_the_mean(net: nn.Module) -> None:
 
 
 USES: list[Callable[[nn.Module], None]] = [
-    *(fitted, fitted_together),
-    *(predicted, predicted_at_the_mean),
+    fitted,
+    fitted_together,
+    predicted,
+    predicted_at_the_mean,
 ]
 
 

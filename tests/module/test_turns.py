@@ -77,7 +77,12 @@ def certified(bnn: bf.BayesianModule, seed: int) -> Tensor:
 
 
 USES: list[Callable[[bf.BayesianModule, int], Tensor]] = [
-    *(predicted, scored, predicted_at_the_mean, both_at_the_mean, certified, run_with),
+    predicted,
+    scored,
+    predicted_at_the_mean,
+    both_at_the_mean,
+    certified,
+    run_with,
 ]
 
 

@@ -92,7 +92,8 @@ def test_sparse_inputs_are_validated_and_predicted_whole(layout: torch.layout) -
         lambda x: model.log_prob(x, y, 5),
         lambda x: fit(
             ELBO(BayesianModule(Words(), init_std=0.1), num_data=6),
-            *[[(x, y)], [(x, y)]],
+            [(x, y)],
+            [(x, y)],
             epochs=1,
             progress=False,
         )[-1]["validation_nll"],

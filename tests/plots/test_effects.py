@@ -89,7 +89,8 @@ def test_columns_whose_names_begin_alike_are_told_apart():
 @pytest.mark.parametrize(
     "title",
     [
-        *("average annual household income in euros", "Temperature_Mean_Window_30_Days_before"),
+        "average annual household income in euros",
+        "Temperature_Mean_Window_30_Days_before",
         "ANNUAL_HOUSEHOLD_INCOME_IN_EUROS",
     ],
 )

@@ -84,8 +84,10 @@ def gallery(n=8, k=10, names=None, width=28):
 GRID_STDS = (0.1, 0.25, 0.5, 0.75, 1.0)
 LONG = "Total yearly household income before taxes, in euros of the year 2010"
 SECTORS = (
-    *("Management and administration", "Transport and warehousing"),
-    *("Wholesale merchandising", "Retail"),
+    "Management and administration",
+    "Transport and warehousing",
+    "Wholesale merchandising",
+    "Retail",
 )
 MANY = torch.linspace(0.0, 5.0, 1000)
 SHARES = [0.0, 0.5, *(0.9 + 0.01 * k for k in range(10))]

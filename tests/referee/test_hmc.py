@@ -289,5 +289,8 @@ def test_trajectories_that_are_cut_off_are_warned_of() -> None:
         hmc(
             linear_model(),
             regression_data(),
-            **{"num_chains": 1, "num_warmup": 50, "num_samples": 20, "max_tree_depth": 1},
+            num_chains=1,
+            num_warmup=50,
+            num_samples=20,
+            max_tree_depth=1,
         )

@@ -23,10 +23,25 @@ NUMBERS, COUNTS, CLASSES = (
     torch.arange(6) % 2,
 )
 ACTIVATIONS = (
-    *(nn.ReLU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU(), nn.GELU(), nn.Softplus(), nn.ELU()),
-    *(nn.LeakyReLU(0.1), nn.LayerNorm(4), nn.Softmax(-1), nn.LogSigmoid(), nn.Identity()),
-    *(nn.GELU("tanh"), nn.Softplus(beta=5.0), nn.Softplus(threshold=0.1), nn.ELU(0.7), nn.SELU()),
-    *(nn.CELU(0.5), nn.BatchNorm1d(4)),
+    nn.ReLU(),
+    nn.Tanh(),
+    nn.Sigmoid(),
+    nn.SiLU(),
+    nn.GELU(),
+    nn.Softplus(),
+    nn.ELU(),
+    nn.LeakyReLU(0.1),
+    nn.LayerNorm(4),
+    nn.Softmax(-1),
+    nn.LogSigmoid(),
+    nn.Identity(),
+    nn.GELU("tanh"),
+    nn.Softplus(beta=5.0),
+    nn.Softplus(threshold=0.1),
+    nn.ELU(0.7),
+    nn.SELU(),
+    nn.CELU(0.5),
+    nn.BatchNorm1d(4),
 )
 
 

@@ -29,9 +29,7 @@ def small(name: str, **settings: Any) -> Job:
 
 def test_the_first_seed_has_the_papers_networks_and_each_the_small_ones() -> None:
     jobs = EXPERIMENT.jobs((3, 4), False)
-    assert [job.name for job in jobs if job.seed == 4] == [
-        *("small-fc-f-quad", "small-lenet5-f-quad")
-    ]
+    assert [job.name for job in jobs if job.seed == 4] == ["small-fc-f-quad", "small-lenet5-f-quad"]
     first = {job.name: job.config for job in jobs if job.seed == 3}
     assert {f"{network}-f-quad" for network in REPORTED} <= set(first)
     for name, config in first.items():
@@ -64,7 +62,9 @@ def result(name: str, seed: int, bound: float, test: float) -> dict[str, Any]:
     config = {"objective": "f-quad", "delta": 0.025, "delta_sampling": 0.01, "num_candidates": 5}
     certificate = {"error_bound": bound, "kl": 0.5}
     metrics = {
-        **{"certificate": certificate, "test_error_sampled": test, "test_error_mean_weights": 1.0},
+        "certificate": certificate,
+        "test_error_sampled": test,
+        "test_error_mean_weights": 1.0,
         "at_prior": {"certificate": {"error_bound": bound + 1.0}},
     }
     return {"job": name, "seed": seed, "config": config, "metrics": metrics}
@@ -72,8 +72,10 @@ def result(name: str, seed: int, bound: float, test: float) -> dict[str, Any]:
 
 def test_the_table_counts_the_certificates_that_hold() -> None:
     made = [
-        *(result("fc-f-quad", 0, 2.5, 1.8), result("small-fc-f-quad", 0, 6.0, 5.0)),
-        *(result("small-fc-f-quad", 1, 6.0, 6.5), result("small-fc-f-quad", 2, 6.0, 6.0)),
+        result("fc-f-quad", 0, 2.5, 1.8),
+        result("small-fc-f-quad", 0, 6.0, 5.0),
+        result("small-fc-f-quad", 1, 6.0, 6.5),
+        result("small-fc-f-quad", 2, 6.0, 6.0),
     ]
     text = EXPERIMENT.table(made)
     assert (

@@ -52,8 +52,12 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set of this form, and its place."""
     outside = [[f"word{20 + n} word{30 + n % 7}", "oos"] for n in range(13)]
     parts = {
-        **{"train": queries(6), "val": queries(3), "test": queries(4)},
-        **{"oos_train": outside, "oos_val": outside, "oos_test": outside},
+        "train": queries(6),
+        "val": queries(3),
+        "test": queries(4),
+        "oos_train": outside,
+        "oos_val": outside,
+        "oos_test": outside,
     }
     content = json.dumps(parts).encode()
     file = DataFile("clinc150", "data_full.json", sha256(content))
@@ -250,17 +254,22 @@ def test_the_trials_run(data_dir: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_seconds_are_those_of_a_cpu() -> None:
     [job] = [job for job in EXPERIMENT.jobs((0,), False) if job.name == "last-layer-full"]
     row = {
-        **{"accuracy": 95.0, "nll": 0.2, "ece": 0.01, "seconds": 21.0},
+        "accuracy": 95.0,
+        "nll": 0.2,
+        "ece": 0.01,
+        "seconds": 21.0,
         "auroc": dict.fromkeys(("mutual_information", "entropy", "max_probability"), 0.95),
     }
     result = {"job": job.name, "seed": 0, "config": job.config, "load": 1.0}
     of_cpu = {
         **result,
-        **{"hardware": "A CPU", "metrics": {"last-layer": row, "train_seconds": 100.0}},
+        "hardware": "A CPU",
+        "metrics": {"last-layer": row, "train_seconds": 100.0},
     }
     of_gpu = {
         **result,
-        **{"hardware": "A GPU; a CPU", "load": 9.0},
+        "hardware": "A GPU; a CPU",
+        "load": 9.0,
         "metrics": {"last-layer": {**row, "seconds": 1.0}, "train_seconds": 2.0},
     }
     both = EXPERIMENT.table([of_cpu, of_gpu])

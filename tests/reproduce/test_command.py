@@ -219,16 +219,23 @@ def test_a_damaged_result_is_refused_before_any_work(with_toy: Path) -> None:
 
 
 PAGES = (
-    *("paper.md", "recipe.md", "bandits.md"),
-    *("documents.md", "reproductions.md", "calibration.md", "comparison.md", "bound.md"),
-    *("adapters.md", "certificates.md", "table-comparison.md", "adr/0003-defaults-of-train.md"),
-    *(
-        "referee.md",
-        "small-networks.md",
-        "continual-learning.md",
-        "active-learning.md",
-        "which-posterior.md",
-    ),
+    "paper.md",
+    "recipe.md",
+    "bandits.md",
+    "documents.md",
+    "reproductions.md",
+    "calibration.md",
+    "comparison.md",
+    "bound.md",
+    "adapters.md",
+    "certificates.md",
+    "table-comparison.md",
+    "adr/0003-defaults-of-train.md",
+    "referee.md",
+    "small-networks.md",
+    "continual-learning.md",
+    "active-learning.md",
+    "which-posterior.md",
 )
 
 

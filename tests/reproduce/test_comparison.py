@@ -34,8 +34,11 @@ pytestmark = [
 ]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 NAMES = (
-    *("blundell-tuning", "blundell-comparison", "blundell-bound"),
-    *("train-defaults", "blundell-ensemble"),
+    "blundell-tuning",
+    "blundell-comparison",
+    "blundell-bound",
+    "train-defaults",
+    "blundell-ensemble",
 )
 TUNING, COMPARISON, BOUND, DEFAULTS, ENSEMBLE = map(find_experiment, NAMES)
 

@@ -45,8 +45,13 @@ def chain() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            *(nn.Conv2d(1, 3, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
-            *(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2)),
+            nn.Conv2d(1, 3, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 5),
+            nn.ReLU(),
+            nn.Linear(5, 2),
         )
 
 
@@ -206,8 +211,13 @@ def test_settings_are_chosen_on_images_that_are_held_out() -> None:
 
 def made_up(name: str, seed: int, error: float, size: int) -> Result:
     metrics = {
-        **{"error": error, "error_before_coding": error, "num_weights": 266_610},
-        **{"weights_left": 2666, "units": [100, 50, 31], "bytes": size, "kl_bytes": 900.0},
+        "error": error,
+        "error_before_coding": error,
+        "num_weights": 266_610,
+        "weights_left": 2666,
+        "units": [100, 50, 31],
+        "bytes": size,
+        "kl_bytes": 900.0,
     }
     network = TRIALS[name].settings["network"]
     return {"job": name, "seed": seed, "config": {"network": network}, "metrics": metrics}

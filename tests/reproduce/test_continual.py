@@ -136,8 +136,14 @@ def result(name: str, title: str, seed: int, accuracies: list[list[float]]) -> d
     benchmark, trial = name.partition("-")[0], "trial" in name
     config = {"benchmark": benchmark, "title": title, "num_tasks": 2, "held_out": 9 * trial}
     settings = {
-        **{"prior_mean": None, "prior_std": 0.1, "init_std": 0.02},
-        **{"lr": 0.005, "rho_lr_scale": 0.3, "batch_size": 64, "epochs": 10, "narrow": seed == 0},
+        "prior_mean": None,
+        "prior_std": 0.1,
+        "init_std": 0.02,
+        "lr": 0.005,
+        "rho_lr_scale": 0.3,
+        "batch_size": 64,
+        "epochs": 10,
+        "narrow": seed == 0,
     }
     metrics = {"accuracies": accuracies}
     return {"job": name, "seed": seed, "config": {**config, **settings}, "metrics": metrics}

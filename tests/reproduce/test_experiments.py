@@ -80,8 +80,12 @@ def test_each_unit_is_a_file(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
     assert watcher.said[:4] == ["4 of 4", "begin a 0", "0.5", f"end a {first(outcome.results):.3f}"]
     assert sorted(path.name for path in (tmp_path / "new" / "toy").iterdir()) == [
-        *("a-seed-0.json", "a-seed-1.json", "b-seed-0.json", "b-seed-1.json"),
-        *("table.md", "toy.png"),
+        "a-seed-0.json",
+        "a-seed-1.json",
+        "b-seed-0.json",
+        "b-seed-1.json",
+        "table.md",
+        "toy.png",
     ]
     row = json.loads((tmp_path / "new" / "toy" / "b-seed-1.json").read_text())
     contract = {"experiment", "quick", "config", "seed", "commit", "hardware", "versions"}

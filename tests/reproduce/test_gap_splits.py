@@ -74,8 +74,10 @@ def test_the_table_compares_split_by_split() -> None:
         }
 
     results = [
-        *(made_up("mean field", [1.0, 2.0, 9.0]), made_up("mean field", [1.0, 2.0, 9.0], 1)),
-        *(made_up("full covariance", [2.0, 1.0, 3.0]), made_up("full covariance", [2.0, 1.0, 3.0])),
+        made_up("mean field", [1.0, 2.0, 9.0]),
+        made_up("mean field", [1.0, 2.0, 9.0], 1),
+        made_up("full covariance", [2.0, 1.0, 3.0]),
+        made_up("full covariance", [2.0, 1.0, 3.0]),
     ]
     text = EXPERIMENT.table(results)
     assert "**energy**, 3 splits, 512 training and 256 test rows" in text

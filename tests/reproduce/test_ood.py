@@ -230,29 +230,32 @@ def test_the_settings_are_those_of_train() -> None:
         made = RunConfig.of("mnist", **{**settings, "hidden": tuple(settings["hidden"])})
         unsaid = {key for key in default if key not in settings} - set(made.idle())
         assert unsaid <= {
-            *(
-                "dataset",
-                "epochs",
-                "baseline",
-                "target",
-                "net",
-                "mean_init_std",
-                "passes",
-                "limit",
-                "seed",
-            ),
-            *(
-                "threads",
-                "backend",
-                "precision",
-                "temperature",
-                "train_samples",
-                "kl",
-                "kl_weighting",
-            ),
-            *("test_samples", "test_fraction", "drop", "keep", "estimator"),
-            *("kl_warmup_power", "weight_decay"),  # 1 and 0: what there was when these were run
-            *("posterior", "objective", "prune_fraction"),  # a mean field, the ELBO, none
+            "dataset",
+            "epochs",
+            "baseline",
+            "target",
+            "net",
+            "mean_init_std",
+            "passes",
+            "limit",
+            "seed",
+            "threads",
+            "backend",
+            "precision",
+            "temperature",
+            "train_samples",
+            "kl",
+            "kl_weighting",
+            "test_samples",
+            "test_fraction",
+            "drop",
+            "keep",
+            "estimator",
+            "kl_warmup_power",
+            "weight_decay",  # 1 and 0: what there was when these were run
+            "posterior",
+            "objective",
+            "prune_fraction",  # a mean field, the ELBO, none
             "augment",  # 0: likewise
             *(("dropout_input", "dropout_hidden") if baseline is None else ()),  # 0: likewise
         }
@@ -266,7 +269,7 @@ def test_full_and_quick_are_the_same_methods() -> None:
         assert (
             {"hidden", "epochs", "limit"}
             <= changed
-            <= {*("hidden", "epochs", "limit", "test_samples")}
+            <= {"hidden", "epochs", "limit", "test_samples"}
         )
 
 

@@ -22,7 +22,10 @@ def test_bands_share_their_axes_and_one_legend() -> None:
     assert not right.collections  # a line has no band
     (legend,) = drawn.legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        *("data", "without noise", "median prediction", "interquartile range")
+        "data",
+        "without noise",
+        "median prediction",
+        "interquartile range",
     ]
     drawn.savefig(io.BytesIO(), format="png")
 

@@ -46,7 +46,10 @@ def test_the_networks_are_those_of_the_document() -> None:
     assert "0.bias" not in elbo.bnn.layout.names
     assert float(q.mean.detach().std()) == pytest.approx(0.01, rel=0.01)
     assert [round(float(part[0]), 4) for part in q.std.detach().split(q.sizes)] == [
-        *(0.025, 0.099, 0.099, 0.1)
+        0.025,
+        0.099,
+        0.099,
+        0.1,
     ]
     # A std a tenth of the prior's, within the 0.99 of two layers: log 10 + 0.005 - 0.5 a weight.
     with torch.no_grad():

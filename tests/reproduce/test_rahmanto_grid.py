@@ -255,7 +255,8 @@ def test_the_csv_has_a_line_a_point() -> None:
     small, large = lines  # of sigma2
     assert [float(line["sigma2"]) for line in lines] == pytest.approx([math.exp(-4.0), 0.1], 1e-5)
     assert (large["validation_accuracy_averaged"], small["validation_accuracy_averaged"]) == (
-        *("97", "98"),
+        "97",
+        "98",
     )
     assert small["validation_accuracy_mean_weights"] == "97"
     assert (small["pi"], small["sigma1"], small["quick"]) == ("0.25", "1", "false")

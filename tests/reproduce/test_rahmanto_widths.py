@@ -207,9 +207,15 @@ def test_the_documents_widths_and_its_files() -> None:
     curves = list(csv.DictReader(io.StringIO(files["curves.csv"])))
     assert len(curves) == 6
     assert curves[3] == {
-        **{"method": "bayes", "width": "400", "seed": "1", "epoch": "2", "quick": "false"},
-        **{"train_accuracy": "98.4", "test_accuracy": "98.4"},
-        **{"train_nll": "98.4", "test_nll": "98.4"},
+        "method": "bayes",
+        "width": "400",
+        "seed": "1",
+        "epoch": "2",
+        "quick": "false",
+        "train_accuracy": "98.4",
+        "test_accuracy": "98.4",
+        "train_nll": "98.4",
+        "test_nll": "98.4",
     }
     summary = list(csv.DictReader(io.StringIO(files["summary.csv"])))
     assert [line["accuracy_averaged"] for line in summary] == ["98.30", "98.50", "98.60"]

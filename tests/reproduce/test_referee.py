@@ -64,14 +64,16 @@ def test_the_table_says_that_all_seeds_have_the_same_data() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("yacht-plain", "toy-mc-dropout", "yacht-ensemble", "toy-mean-field-ivon", "toy-matrix"),
-        *(
-            "toy-full-4-samples",
-            "yacht-low-rank",
-            "yacht-full",
-            "toy-mean-field-mixture",
-            "yacht-matrix-mixture",
-        ),
+        "yacht-plain",
+        "toy-mc-dropout",
+        "yacht-ensemble",
+        "toy-mean-field-ivon",
+        "toy-matrix",
+        "toy-full-4-samples",
+        "yacht-low-rank",
+        "yacht-full",
+        "toy-mean-field-mixture",
+        "yacht-matrix-mixture",
     ],
 )
 def test_a_contestant_is_measured(name: str) -> None:

@@ -42,8 +42,13 @@ def row(job: str, seed: int, last: float, config: Any, epochs: int = 10) -> Resu
         for share in (0.0, *fractions)
     ]
     metrics = {
-        **{"test_accuracy": accuracy, "train_accuracy": accuracy, "pruning": pruning},
-        **{"loss": [20.0] * epochs, "nll": [0.1] * epochs, "kl_nats": 1000.0, "test_samples": 20},
+        "test_accuracy": accuracy,
+        "train_accuracy": accuracy,
+        "pruning": pruning,
+        "loss": [20.0] * epochs,
+        "nll": [0.1] * epochs,
+        "kl_nats": 1000.0,
+        "test_samples": 20,
         "weight": {"mean": -0.02, "std": 0.05},
         "test": {"error_predictive": 100.0 - last, "nll": 0.08},
     }

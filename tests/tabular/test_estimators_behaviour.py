@@ -236,7 +236,8 @@ def test_one_more_row_undoes_nothing(tmp_path: Path, posterior: Any) -> None:
 @pytest.mark.parametrize(
     "y",
     [
-        *(["low", "high", "low"], pd.Series(["low", "high", "low"], dtype="category")),
+        ["low", "high", "low"],
+        pd.Series(["low", "high", "low"], dtype="category"),
         np.array(["low", "1", "2"], dtype=object),
     ],
 )

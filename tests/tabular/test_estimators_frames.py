@@ -60,11 +60,25 @@ def test_columns_of_every_type_are_read(kind: Any) -> None:
     y = target(table, kind)
     model = kind(steps=150, random_state=0).fit(table, y)
     assert [column.kind for column in model.columns_] == [
-        *("number", "number", "category", "category", "flag", "date", "date", "unused")
+        "number",
+        "number",
+        "category",
+        "category",
+        "flag",
+        "date",
+        "date",
+        "unused",
     ]
     assert model.columns_[2].levels == ("Oslo", "Pau", "Rome")
     assert [column.missing for column in model.columns_] == [
-        *(True, True, True, False, True, True, False, False)
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
     ]
     assert model.score(table, y) > 0.8
     assert list(model.feature_names_in_) == list(table.columns)
@@ -115,7 +129,13 @@ def test_polars_frames_are_read_as_those_of_pandas(kind: Any) -> None:
     y = target(table, kind)
     model = kind(steps=5, random_state=0).fit(same, pl.Series("y", y))
     assert [column.kind for column in model.columns_] == [
-        *("number", "number", "category", "category", "flag", "date", "unused")
+        "number",
+        "number",
+        "category",
+        "category",
+        "flag",
+        "date",
+        "unused",
     ]
     assert list(model.feature_names_in_) == list(table.columns)
     expected = kind(steps=5, random_state=0).fit(table, y)

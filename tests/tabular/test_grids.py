@@ -83,8 +83,14 @@ def test_the_cycles_of_a_date_are_shown_apart() -> None:
     ]
     column, inputs = fitted(DateColumn(name="t"), [*cells, ""])
     assert column.features == (
-        *("t", "t sin of year", "t cos of year", "t sin of week", "t cos of week"),
-        *("t sin of day", "t cos of day", "t is missing"),
+        "t",
+        "t sin of year",
+        "t cos of year",
+        "t sin of week",
+        "t cos of week",
+        "t sin of day",
+        "t cos of day",
+        "t is missing",
     )
     along, week, day = grids_of(column, tuple(range(2, 10)), np.pad(inputs, ((0, 0), (2, 0))))
     assert (along.kind, along.places) == ("date", (2, 3, 4, 9))

@@ -71,7 +71,9 @@ def test_inputs_and_targets_equal_those_of_the_csv(
     expected = {
         **dict.fromkeys(("double", "nan", "single", "whole", "money"), "number"),
         **dict.fromkeys(("day", "time", "zone"), "date"),
-        **{"flag": "flag", "text": "category", "level": "category"},
+        "flag": "flag",
+        "text": "category",
+        "level": "category",
     }
     assert kinds.items() <= {**expected, "target": "number"}.items()
     assert kinds.keys() | {target} == {*expected, "target"}

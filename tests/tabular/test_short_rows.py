@@ -78,8 +78,15 @@ def test_training_and_predicting_tell(tmp_path: Path) -> None:
     table.write_text("x,z,y\n" + "".join(f"{i % 13},{i % 7},{i % 5}\n" for i in range(60)) + "1\n")
     with quick_runs():
         said = bayesify(
-            *("train", table, "--target", "y", "--task", "regression"),
-            *("--out", tmp_path / "run", *QUICK),
+            "train",
+            table,
+            "--target",
+            "y",
+            "--task",
+            "regression",
+            "--out",
+            tmp_path / "run",
+            *QUICK,
         )
     note = "note: 1 row has fewer values than the header, row 62; what lacks is read as missing"
     assert note in said.err

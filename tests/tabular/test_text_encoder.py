@@ -178,8 +178,12 @@ def test_what_is_no_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 SMALL = {
-    **{"vocab_size": 45, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-    **{"intermediate_size": 8, "max_position_embeddings": 40},
+    "vocab_size": 45,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 40,
 }
 
 

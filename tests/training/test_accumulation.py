@@ -53,7 +53,8 @@ def test_it_is_the_loop_that_people_write(every: int, backend: Any) -> None:
         theirs.fused = backend == "auto"
         by_hand(theirs, Adam(theirs.parameters(), lr=0.05), every)
         fit(
-            *(ours, SMALL()),
+            ours,
+            SMALL(),
             epochs=EPOCHS,
             optimizer=partial(Adam, lr=0.05),
             accumulate_batches=every,
@@ -156,7 +157,8 @@ def test_the_standard_deviations_derivative_is_that_of_the_mean_loss() -> None:
         bnn: BayesianModule = Case("gaussian", "mean-field", "categorical").bnn()
         elbo = ELBO(bnn, num_data=N)
         [rows[every]] = fit(
-            *(elbo, SMALL()),
+            elbo,
+            SMALL(),
             epochs=1,
             optimizer=partial(SGD, lr=1e-9),
             accumulate_batches=every,

@@ -154,8 +154,13 @@ def test_candidates_share_the_two_deltas() -> None:
         bnn, x, y, prior_indices=(), delta=0.01, delta_sampling=0.002, num_samples=2000
     )
     five = bf.certify(
-        *(bnn, x, y),
-        **{"prior_indices": (), "delta": 0.05, "delta_sampling": 0.01, "num_samples": 2000},
+        bnn,
+        x,
+        y,
+        prior_indices=(),
+        delta=0.05,
+        delta_sampling=0.01,
+        num_samples=2000,
         num_candidates=5,
     )
     assert five.error_bound == pytest.approx(one.error_bound, rel=1e-12)
@@ -231,8 +236,12 @@ def memorised(count: int, seen: Tensor, seed: int) -> tuple[bf.BayesianModule, T
     x, y = torch.randn(count, 30), torch.randint(2, (count,))
     net = nn.Sequential(nn.Linear(30, 60), nn.ReLU(), nn.Linear(60, 2))
     net = bf.learn_prior_mean(
-        *(net, TensorLoader(x[seen], y[seen], 20)),
-        **{"num_data": len(seen), "epochs": 40, "seed": seed, "progress": False},
+        net,
+        TensorLoader(x[seen], y[seen], 20),
+        num_data=len(seen),
+        epochs=40,
+        seed=seed,
+        progress=False,
         optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01),
     )
     return at_prior(net, 0.01), x, y

@@ -110,7 +110,7 @@ def test_each_network_is_what_it_becomes_alone(
     for k, alone in enumerate(elbos(make)):
         optimizer = OPTIMIZERS[rule][k]
         own = bf.fit(
-            *(alone, loaders[k], loader(9)),
+            alone, loaders[k], loader(9),
             **{"optimizer": optimizer, "backend": "compiled", "progress": False, **settings},
         )  # fmt: skip
         assert_same(joint[k], histories[k], alone, own)

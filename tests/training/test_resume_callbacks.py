@@ -86,8 +86,14 @@ def freeze_mean(elbo: ELBO, optimizer: Optimizer, schedule: LRScheduler) -> None
 
 
 CHANGES = [
-    *(edit_mean, set_mask, set_step, forget_averages, add_number, lower_rates),
-    *(freeze_rho, freeze_mean),
+    edit_mean,
+    set_mask,
+    set_step,
+    forget_averages,
+    add_number,
+    lower_rates,
+    freeze_rho,
+    freeze_mean,
 ]
 
 

@@ -64,8 +64,12 @@ def test_targets_far_from_unit_scale_are_reported(
         (bounds(BELOW, ABOVE), bf.CensoredGaussianLikelihood()),
     ],
     ids=[
-        *("unit", "wider than the noise", "narrow with narrow noise", "constant"),
-        *("censored", "unknown"),
+        "unit",
+        "wider than the noise",
+        "narrow with narrow noise",
+        "constant",
+        "censored",
+        "unknown",
     ],
 )
 def test_other_targets_are_not(targets: torch.Tensor, likelihood: bf.Likelihood) -> None:

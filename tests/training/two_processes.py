@@ -100,7 +100,9 @@ def fitted(name: str, **options: Any) -> tuple[bf.ELBO, History]:
     x, y = data()
     validation = TensorLoader(x[:50], y[:50], 7, shuffle=False)
     history = bf.fit(
-        *(elbo, loader(), validation),
+        elbo,
+        loader(),
+        validation,
         **{"epochs": EPOCHS, "lr": 0.02, "progress": False, **fit_options, **options},
     )
     return elbo, history
@@ -279,9 +281,12 @@ def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
     }.items():
         torch.manual_seed(rank)
         rows = bf.fit(
-            *(point, DataLoader(TensorDataset(x, y), N), validation),
+            point,
+            DataLoader(TensorDataset(x, y), N),
+            validation,
             optimizer=partial(SGD, lr=1e-12),
-            **{"epochs": 1, "progress": False},
+            epochs=1,
+            progress=False,
         )
         found[f"validation, {name}"] = rows[-1]["validation_nll"]
     endless = DataLoader(TensorDataset(x, y), 10, sampler=Endless())

@@ -9,8 +9,13 @@ from pathlib import Path
 from bayesify.datasets.files import DataError, DataFile
 
 __all__ = [
-    *("CLINC150", "IMAGE_DATASETS", "MUSHROOM", "REGRESSION_DATASETS"),
-    *("DataSet", "find_dataset", "known_datasets"),
+    "CLINC150",
+    "IMAGE_DATASETS",
+    "MUSHROOM",
+    "REGRESSION_DATASETS",
+    "DataSet",
+    "find_dataset",
+    "known_datasets",
 ]
 
 

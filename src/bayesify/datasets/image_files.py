@@ -16,15 +16,34 @@ from torch import Tensor
 from bayesify.datasets.files import DataError
 
 __all__ = [
-    *("check_image", "find_images_and_remarks", "image_bytes", "image_kind"),
-    *("middle_square", "open_image", "thumbnail"),
+    "check_image",
+    "find_images_and_remarks",
+    "image_bytes",
+    "image_kind",
+    "middle_square",
+    "open_image",
+    "thumbnail",
 ]
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 _SUFFIXES = frozenset(
     (
-        *(".png", ".apng", *_JPEG, ".jp2", ".j2k", ".avif", ".webp", ".gif", ".bmp", ".tif"),
-        *(".tiff", ".tga", ".ppm", ".pgm", ".pbm", ".pnm"),
+        ".png",
+        ".apng",
+        *_JPEG,
+        ".jp2",
+        ".j2k",
+        ".avif",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".tga",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
     )
 )
 #: Files that systems put next to images.

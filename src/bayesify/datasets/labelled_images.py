@@ -324,8 +324,11 @@ def fit_labelled_images(
         std=tuple(known.std(1).clamp_min(1e-3).tolist()),
         sha256=found.sha256(),
         split={
-            **{"seed": seed, "fraction": test_fraction, "limit": limit},
-            **{"train": len(train), "test": len(test)},
+            "seed": seed,
+            "fraction": test_fraction,
+            "limit": limit,
+            "train": len(train),
+            "test": len(test),
         },
         remarks=found.remarks,
         columns=found.columns,
@@ -377,7 +380,10 @@ def _data(
     targets = found.targets
     return FolderData(
         found.source.name,
-        *(inputs, targets[train], held_out, targets[test]),
+        inputs,
+        targets[train],
+        held_out,
+        targets[test],
         schema.classes,
         schema.image_shape,
     )

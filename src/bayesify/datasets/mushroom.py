@@ -17,11 +17,28 @@ __all__ = ["MushroomData", "load_mushroom"]
 
 #: In the order of the file's columns after the first, which is the class.
 _FEATURES = (
-    *("cap-shape", "cap-surface", "cap-color", "bruises", "odor"),
-    *("gill-attachment", "gill-spacing", "gill-size", "gill-color"),
-    *("stalk-shape", "stalk-root", "stalk-surface-above-ring", "stalk-surface-below-ring"),
-    *("stalk-color-above-ring", "stalk-color-below-ring", "veil-type", "veil-color"),
-    *("ring-number", "ring-type", "spore-print-color", "population", "habitat"),
+    "cap-shape",
+    "cap-surface",
+    "cap-color",
+    "bruises",
+    "odor",
+    "gill-attachment",
+    "gill-spacing",
+    "gill-size",
+    "gill-color",
+    "stalk-shape",
+    "stalk-root",
+    "stalk-surface-above-ring",
+    "stalk-surface-below-ring",
+    "stalk-color-above-ring",
+    "stalk-color-below-ring",
+    "veil-type",
+    "veil-color",
+    "ring-number",
+    "ring-type",
+    "spore-print-color",
+    "population",
+    "habitat",
 )
 _CLASSES = {"e": False, "p": True}
 

@@ -25,8 +25,19 @@ _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 #: tensors in place. All others that return no tensor read metadata only, such as shape and dtype.
 READERS = frozenset(
     {
-        *("allclose", "equal", "is_nonzero", "item", "numpy", "tolist", "__array__"),
-        *("__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__"),
+        "allclose",
+        "equal",
+        "is_nonzero",
+        "item",
+        "numpy",
+        "tolist",
+        "__array__",
+        "__bool__",
+        "__complex__",
+        "__contains__",
+        "__float__",
+        "__index__",
+        "__int__",
         "__setitem__",
     }
 )

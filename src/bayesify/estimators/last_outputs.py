@@ -15,11 +15,28 @@ __all__ = ["LastOutputs"]
 #: Functions that rearrange or select numbers, so that they apply to variances as to outputs.
 _VIEWS: frozenset[Callable[..., Any]] = frozenset(
     {
-        *(torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze),
-        *(Tensor.view, torch.reshape, Tensor.reshape, torch.flatten, Tensor.flatten),
-        *(torch.unflatten, Tensor.unflatten, Tensor.__getitem__, operator.getitem),
-        *(torch.permute, Tensor.permute, torch.transpose, Tensor.transpose),
-        *(torch.movedim, Tensor.movedim, Tensor.contiguous, Tensor.float, Tensor.double),
+        torch.squeeze,
+        Tensor.squeeze,
+        torch.unsqueeze,
+        Tensor.unsqueeze,
+        Tensor.view,
+        torch.reshape,
+        Tensor.reshape,
+        torch.flatten,
+        Tensor.flatten,
+        torch.unflatten,
+        Tensor.unflatten,
+        Tensor.__getitem__,
+        operator.getitem,
+        torch.permute,
+        Tensor.permute,
+        torch.transpose,
+        Tensor.transpose,
+        torch.movedim,
+        Tensor.movedim,
+        Tensor.contiguous,
+        Tensor.float,
+        Tensor.double,
     }
 )
 

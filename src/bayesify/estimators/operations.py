@@ -159,7 +159,12 @@ def linear_operation(
         return None
     axes: tuple[tuple[int, ...], tuple[int, ...]] = ((0,), (1,))
     return LinearOperation(
-        *(function, inputs, weight, bias, tuple(args[3:]), rest),
+        function,
+        inputs,
+        weight,
+        bias,
+        tuple(args[3:]),
+        rest,
         *(axes[::-1] if function in _TRANSPOSED else axes),
         name=function.__name__,
     )

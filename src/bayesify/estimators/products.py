@@ -153,7 +153,10 @@ def _as_layer(
     sizes = [weight.shape[weight_letters.index(letter)] for letter in made]
     order = [(lead + made).index(letter) for letter in output_letters]
     return LinearOperation(
-        *(F.linear, inputs, weight, bias),
+        F.linear,
+        inputs,
+        weight,
+        bias,
         output_axes=tuple(weight_letters.index(letter) for letter in made),
         input_axes=tuple(weight_letters.index(letter) for letter in summed),
         name=name,

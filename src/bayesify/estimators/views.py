@@ -15,8 +15,12 @@ _MATRIX_ATTRIBUTES = ("T", "mT")
 _MATRIX: frozenset[Callable[..., Any]] = frozenset({torch.t, Tensor.t})
 _SWAPS: frozenset[Callable[..., Any]] = frozenset(
     {
-        *(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes),
-        *(torch.swapdims, Tensor.swapdims),
+        torch.transpose,
+        Tensor.transpose,
+        torch.swapaxes,
+        Tensor.swapaxes,
+        torch.swapdims,
+        Tensor.swapdims,
     }
 )
 _PERMUTES: frozenset[Callable[..., Any]] = frozenset({torch.permute, Tensor.permute})

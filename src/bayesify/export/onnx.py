@@ -21,7 +21,11 @@ from bayesify.io.files import atomic_write
 from bayesify.module.inputs import Inputs
 
 __all__ = [
-    *("check_installed", "encoded", "export_onnx", "loaded_session", "onnx_path"),
+    "check_installed",
+    "encoded",
+    "export_onnx",
+    "loaded_session",
+    "onnx_path",
     "onnx_session",
 ]
 
@@ -81,7 +85,7 @@ def export_onnx(
     difference = traced.compare(_runner(small, traced))
     atomic_write(place, small)
     return ExportReport(
-        *(place, len(small), traced.inputs, traced.outputs, difference), float_bytes=len(payload)
+        place, len(small), traced.inputs, traced.outputs, difference, float_bytes=len(payload)
     )
 
 

@@ -71,7 +71,9 @@ def value_nodes(column: Column, name: str, output: str) -> Iterator[onnx.NodePro
     if isinstance(column, CategoryColumn):
         code, is_unknown = f"{output}/code", f"{output}/is_unknown"
         yield make_node(
-            *("LabelEncoder", [name], [code]),
+            "LabelEncoder",
+            [name],
+            [code],
             domain="ai.onnx.ml",
             keys_strings=list(column.levels),
             values_int64s=list(range(len(column.levels))),

@@ -182,9 +182,7 @@ def _model(
     if classes:
         texts["prediction"] = [*classes]
         nodes.append(
-            helper.make_node(
-                *("ArgMax", [f"{_NETWORK}mean"], ["columns/place"]), axis=1, keepdims=0
-            )
+            helper.make_node("ArgMax", [f"{_NETWORK}mean"], ["columns/place"], axis=1, keepdims=0)
         )
     found, constant = [], constants()
     for name in outputs:

@@ -17,8 +17,12 @@ from bayesify.distributions.structured import PosteriorFamily, StructuredGaussia
 from bayesify.estimators import Estimator
 
 __all__ = [
-    *("described", "described_posterior"),
-    *("estimator_of", "likelihood_of", "posterior_of", "prior_of"),
+    "described",
+    "described_posterior",
+    "estimator_of",
+    "likelihood_of",
+    "posterior_of",
+    "prior_of",
 ]
 
 

@@ -37,9 +37,16 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 
 __all__ = [
-    *("check_can_be_stored", "described_model", "load", "model_document", "model_meta"),
+    "check_can_be_stored",
+    "described_model",
+    "load",
+    "model_document",
+    "model_meta",
     "model_tensors",
-    *("read_model", "restore_model", "save", "unpack_state"),
+    "read_model",
+    "restore_model",
+    "save",
+    "unpack_state",
 ]
 
 _PRIOR_MEAN = "prior_mean"

@@ -11,7 +11,11 @@ from bayesify.prediction import NumericPredictive
 from bayesify.prediction.checks import check_tensors
 
 __all__ = [
-    *("agreement", "quantile_grid", "total_variation", "wasserstein", "wasserstein_of_samples"),
+    "agreement",
+    "quantile_grid",
+    "total_variation",
+    "wasserstein",
+    "wasserstein_of_samples",
 ]
 
 

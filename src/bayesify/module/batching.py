@@ -19,8 +19,13 @@ from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import SizedIterable
 
 __all__ = [
-    *("MIN_GROUP", "Batching", "PassMemoryCache", "Reduction", "kind_of_pass"),
-    *("parse_bytes", "shared_group"),
+    "MIN_GROUP",
+    "Batching",
+    "PassMemoryCache",
+    "Reduction",
+    "kind_of_pass",
+    "parse_bytes",
+    "shared_group",
 ]
 
 #: Reduces the outputs of all weight samples to a result, such as a predictive distribution.

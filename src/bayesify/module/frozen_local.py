@@ -21,9 +21,19 @@ __all__ = ["local_samples", "why_not_local"]
 #: Further layers that act on each row by itself in evaluation mode. Batch normalisation without
 #: running statistics has a check of its own.
 _BY_ROW = {
-    *(nn.Identity, nn.Linear, nn.PReLU, nn.RReLU, nn.GroupNorm),
-    *(nn.Dropout, nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    nn.Identity,
+    nn.Linear,
+    nn.PReLU,
+    nn.RReLU,
+    nn.GroupNorm,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
 }
 
 

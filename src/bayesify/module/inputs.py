@@ -20,11 +20,20 @@ from torch.utils.data import (
 )
 
 __all__ = [
-    *("PLAIN", "WHOLE", "Inputs", "are_divisible", "arguments_of"),
+    "PLAIN",
+    "WHOLE",
+    "Inputs",
+    "are_divisible",
+    "arguments_of",
     "batch_size_of",
     "batches_of",
-    *("check_names", "check_not_copied", "check_rows", "count_examples", "inputs_of"),
-    *("num_batches", "without_targets"),
+    "check_names",
+    "check_not_copied",
+    "check_rows",
+    "count_examples",
+    "inputs_of",
+    "num_batches",
+    "without_targets",
 ]
 
 #: The batch size of inputs that are not divided, and whose lengths may differ.

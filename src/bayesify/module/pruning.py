@@ -18,7 +18,12 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import check_bayesian
 
 __all__ = [
-    *("check_pruning", "normalised_rows", "prune", "prune_in_place", "snr", "snr_decibels"),
+    "check_pruning",
+    "normalised_rows",
+    "prune",
+    "prune_in_place",
+    "snr",
+    "snr_decibels",
 ]
 
 

@@ -18,8 +18,14 @@ from bayesify.estimators.network_state import modules_of
 from bayesify.estimators.transforms import is_transformed
 
 __all__ = [
-    *("Mark", "Place", "RecordedCall", "Recording"),
-    *("held_tensors", "made_like", "tensors_in_containers", "version_of"),
+    "Mark",
+    "Place",
+    "RecordedCall",
+    "Recording",
+    "held_tensors",
+    "made_like",
+    "tensors_in_containers",
+    "version_of",
 ]
 
 # Ways to a tensor's memory, in which its values can change without a trace.
@@ -366,8 +372,10 @@ def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 _ATTRIBUTES: Any = Tensor
 _UNSEEN = (
-    *(_ATTRIBUTES.data.__get__, _ATTRIBUTES.data.__set__),
-    *(_ATTRIBUTES.grad.__get__, _ATTRIBUTES.grad.__set__),
+    _ATTRIBUTES.data.__get__,
+    _ATTRIBUTES.data.__set__,
+    _ATTRIBUTES.grad.__get__,
+    _ATTRIBUTES.grad.__set__,
 )
 _PLAIN = frozenset({
     type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device,

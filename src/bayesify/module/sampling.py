@@ -115,7 +115,7 @@ class SampledOutputs:
             weights = self._draw(samples)
             if len(samples) == 1:
                 outputs = run_in_batches(
-                    *(self._network, weights[0], self._inputs, batch_size), passes
+                    self._network, weights[0], self._inputs, batch_size, passes
                 )
                 yield outputs.unsqueeze(0)
             else:

@@ -21,8 +21,10 @@ __all__ = ["SelectUnits", "ShrunkLayer", "shrink"]
 
 #: The greatest relative difference that is taken for rounding, of outputs and of weights.
 _ROUNDING = {
-    **{torch.float64: 1e-9, torch.complex128: 1e-9},
-    **{torch.float32: 1e-4, torch.complex64: 1e-4},
+    torch.float64: 1e-9,
+    torch.complex128: 1e-9,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
 }
 #: How often all weights are changed to see how much the outputs move.
 _TRIALS = 3

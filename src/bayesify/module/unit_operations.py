@@ -12,8 +12,14 @@ from torch import Tensor, fx, nn
 from bayesify.module.unit_roles import ELEMENTWISE
 
 __all__ = [
-    *("split_by_unit", "edits_in_place", "keeps_working", "leaves_size_free", "sees_borders"),
-    *("reads_other_size", "shared_or_edited", "unit_axis"),
+    "edits_in_place",
+    "keeps_working",
+    "leaves_size_free",
+    "reads_other_size",
+    "sees_borders",
+    "shared_or_edited",
+    "split_by_unit",
+    "unit_axis",
 ]
 
 

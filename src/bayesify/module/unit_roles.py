@@ -14,8 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = [
-    *("ELEMENTWISE", "ELEMENTWISE_METHODS", "LAYERS", "MOVING", "MOVING_METHODS", "PER_UNIT"),
-    *("WITHIN_UNITS", "Layer", "is_depthwise", "unit_weights"),
+    "ELEMENTWISE",
+    "ELEMENTWISE_METHODS",
+    "LAYERS",
+    "MOVING",
+    "MOVING_METHODS",
+    "PER_UNIT",
+    "WITHIN_UNITS",
+    "Layer",
+    "is_depthwise",
+    "unit_weights",
 ]
 
 
@@ -87,21 +95,21 @@ def _functions(names: Iterable[str]) -> frozenset[Callable[..., Any]]:
 
 
 _ACTIVATIONS = (
-    *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish"),
-    *("sigmoid", "tanh", "softplus", "softsign", "softshrink", "hardshrink", "hardtanh"),
-    *("hardsigmoid", "hardswish", "logsigmoid", "tanhshrink", "threshold"),
-)
+    "relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish",
+    "sigmoid", "tanh", "softplus", "softsign", "softshrink", "hardshrink", "hardtanh",
+    "hardsigmoid", "hardswish", "logsigmoid", "tanhshrink", "threshold",
+)  # fmt: skip
 _ARITHMETIC = (
-    *("exp", "log", "sqrt", "abs", "square", "neg", "clamp", "clamp_min", "clamp_max", "pow"),
-    *("add", "sub", "mul", "div", "truediv", "iadd", "isub", "imul", "itruediv", "maximum"),
-    *("minimum", "erf", "sin", "cos"),
-)
+    "exp", "log", "sqrt", "abs", "square", "neg", "clamp", "clamp_min", "clamp_max", "pow", "add",
+    "sub", "mul", "div", "truediv", "iadd", "isub", "imul", "itruediv", "maximum", "minimum", "erf",
+    "sin", "cos",
+)  # fmt: skip
 #: Operations whose output at a place depends on their inputs at that place alone.
 ELEMENTWISE: frozenset[Any] = _functions((*_ACTIVATIONS, *_ARITHMETIC)) | {
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Hardtanh),
-    *(nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Tanhshrink, nn.Threshold),
-}
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Hardtanh,
+    nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Tanhshrink, nn.Threshold,
+}  # fmt: skip
 ELEMENTWISE_METHODS = frozenset(
     (*_ACTIVATIONS, *_ARITHMETIC, *(f"{name}_" for name in ("add", "sub", "mul", "div", "clamp")))
 )
@@ -111,9 +119,9 @@ _POOLS = [
     *(f"adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)),
 ]
 _MOVES = (
-    *("flatten", "permute", "transpose", "movedim", "swapaxes", "unsqueeze", "squeeze", "reshape"),
-    *("cat", "concat", "mean", "amax", "clone", "detach"),
-)
+    "flatten", "permute", "transpose", "movedim", "swapaxes", "unsqueeze", "squeeze", "reshape",
+    "cat", "concat", "mean", "amax", "clone", "detach",
+)  # fmt: skip
 #: Operations that move elements, or average or choose among those of one unit. Whether they do is
 #: tested on an input whose elements are the numbers of their units.
 MOVING: frozenset[Any] = _functions(
@@ -129,19 +137,19 @@ MOVING: frozenset[Any] = _functions(
         "interpolate",
     )
 ) | {
-    *(nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.AlphaDropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d),
-    *(nn.AvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ZeroPad1d),
-    *(nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d),
-    *(nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample),
-}
+    nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
+    nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d,
+    nn.CircularPad1d, nn.CircularPad2d, nn.Upsample,
+}  # fmt: skip
 MOVING_METHODS = frozenset((*_MOVES, "contiguous", "view"))
 #: Those of them that choose or repeat neighbours: for fewer units they would choose others, so that
 #: they must leave the axis of the units as it is.
 WITHIN_UNITS: frozenset[Any] = _functions((*_POOLS, "interpolate")) | {
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d),
-    *(nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ReflectionPad1d, nn.ReflectionPad2d),
-    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample),
-}
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ReflectionPad1d, nn.ReflectionPad2d,
+    nn.ReplicationPad1d, nn.ReplicationPad2d, nn.CircularPad1d, nn.CircularPad2d, nn.Upsample,
+}  # fmt: skip

@@ -18,8 +18,14 @@ from bayesify.plots.style import COLOURS, Floats, legend_label, scale_y, styled
 __all__ = ["Curve", "comparison", "curves_compared", "pruning_compared"]
 
 _OURS = (
-    *(("blue", "o"), ("vermillion", "s"), ("green", "^")),
-    *(("orange", "D"), ("purple", "v"), ("sky", "P"), ("ink", "*"), ("grey", "X")),
+    ("blue", "o"),
+    ("vermillion", "s"),
+    ("green", "^"),
+    ("orange", "D"),
+    ("purple", "v"),
+    ("sky", "P"),
+    ("ink", "*"),
+    ("grey", "X"),
 )
 _REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
 _MOST_MARKERS = 15
@@ -207,7 +213,8 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
                 dashes = "none" if curve.points else "-"
             colour = COLOURS[colour]
             (handles[curve.name],) = ax.plot(
-                *(x, mean),
+                x,
+                mean,
                 linestyle=dashes,
                 color=colour,
                 marker=marker if few or curve.points else "",

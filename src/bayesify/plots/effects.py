@@ -131,7 +131,9 @@ def effect_along_axis(
     if len(marks):
         # On the frame, whatever the values.
         ax.plot(
-            *(marks, np.zeros(len(marks)), "|"),
+            marks,
+            np.zeros(len(marks)),
+            "|",
             ms=7,
             color=COLOURS["ink"],
             transform=ax.get_xaxis_transform(),

@@ -17,9 +17,20 @@ except ImportError as error:
     raise ImportError("figures need matplotlib; run pip install 'bayesify[cli]'") from error
 
 __all__ = [
-    *("COLOURS", "STYLE", "Floats", "Record", "TickFormatter"),
-    *("compact", "decibels", "legend_label", "log_locator", "plain", "scale_y", "shortened"),
-    *("styled", "tick"),
+    "COLOURS",
+    "STYLE",
+    "Floats",
+    "Record",
+    "TickFormatter",
+    "compact",
+    "decibels",
+    "legend_label",
+    "log_locator",
+    "plain",
+    "scale_y",
+    "shortened",
+    "styled",
+    "tick",
 ]
 
 #: One epoch of a history, or one line of a pruning table; missing and None values are not drawn.

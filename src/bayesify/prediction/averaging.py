@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    *("AveragedProbabilities", "accumulation_dtype", "average_probabilities", "entropy"),
+    "AveragedProbabilities",
+    "accumulation_dtype",
+    "average_probabilities",
+    "entropy",
     "join_averages",
 ]
 

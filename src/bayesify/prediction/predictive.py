@@ -15,9 +15,20 @@ from bayesify.prediction.checks import check_level
 from bayesify.prediction.jackknife import jackknife
 
 __all__ = [
-    *("KEEP_SAMPLES_HINT", "Abstention", "Predictive", "SizedIterable", "Uncertainty"),
-    *("blocks_of", "check_joinable", "check_kind", "choose_samples", "class_indices"),
-    *("has_values", "select_samples", "stack_samples", "sum_components"),
+    "KEEP_SAMPLES_HINT",
+    "Abstention",
+    "Predictive",
+    "SizedIterable",
+    "Uncertainty",
+    "blocks_of",
+    "check_joinable",
+    "check_kind",
+    "choose_samples",
+    "class_indices",
+    "has_values",
+    "select_samples",
+    "stack_samples",
+    "sum_components",
 ]
 
 #: The uncertainties of a predictive distribution, by name.

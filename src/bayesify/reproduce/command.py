@@ -112,8 +112,14 @@ def reproduce(
         raise ConfigError("reproduce needs the name of an experiment, or --list and no name")
     if name is None:
         given = {
-            **{"quick": quick, "out": out, "seeds": seeds, "only": only, "data-dir": data_dir},
-            **{"on": on, "uncommitted": uncommitted, "device": device != "cpu"},
+            "quick": quick,
+            "out": out,
+            "seeds": seeds,
+            "only": only,
+            "data-dir": data_dir,
+            "on": on,
+            "uncommitted": uncommitted,
+            "device": device != "cpu",
         }
         idle = [option for option, value in given.items() if value]
         if idle:

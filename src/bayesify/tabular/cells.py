@@ -37,15 +37,38 @@ MISSING = frozenset(
 ) | {"?", "-", "--", "missing"}
 #: Words for no and for yes, in lower case.
 FLAG_WORDS = (
-    *(("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("off", "on")),
-    *(("nein", "ja"), ("n", "j"), ("falsch", "wahr"), ("non", "oui"), ("faux", "vrai")),
-    *(("no", "si"), ("no", "sí"), ("não", "sim"), ("nee", "ja"), ("nej", "ja")),
+    ("false", "true"),
+    ("no", "yes"),
+    ("f", "t"),
+    ("n", "y"),
+    ("off", "on"),
+    ("nein", "ja"),
+    ("n", "j"),
+    ("falsch", "wahr"),
+    ("non", "oui"),
+    ("faux", "vrai"),
+    ("no", "si"),
+    ("no", "sí"),
+    ("não", "sim"),
+    ("nee", "ja"),
+    ("nej", "ja"),
 )
 #: The first of several formats that fit is used.
 _DAYS = (
     "ISO8601",
-    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d", "%d %b %Y", "%b %d, %Y"),
-    *("%d %B %Y", "%B %d, %Y", "%d-%b-%Y", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y"),
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d-%m-%Y",
+    "%Y/%m/%d",
+    "%d %b %Y",
+    "%b %d, %Y",
+    "%d %B %Y",
+    "%B %d, %Y",
+    "%d-%b-%Y",
+    "%d.%m.%y",
+    "%d/%m/%y",
+    "%m/%d/%y",
 )
 DATE_FORMATS = tuple(
     day + time

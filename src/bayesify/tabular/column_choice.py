@@ -36,8 +36,11 @@ def check_names(
     """
     known = ", ".join(map(repr, file.columns[:20])) + (", ..." if len(file.columns) > 20 else "")
     asked = (
-        *(("target", [target]), ("drop", drop), ("keep", keep)),
-        *(("text", text), ("image", image)),
+        ("target", [target]),
+        ("drop", drop),
+        ("keep", keep),
+        ("text", text),
+        ("image", image),
     )
     for option, names in asked:
         for name in names:

@@ -32,8 +32,14 @@ from bayesify.tabular.schema import TableSchema, label_of
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
 __all__ = [
-    *("CLASS", "FILE", "ImageTable", "check_images", "find_table_images"),
-    *("folder_table", "new_table_file", "read_image_table"),
+    "CLASS",
+    "FILE",
+    "ImageTable",
+    "check_images",
+    "find_table_images",
+    "folder_table",
+    "new_table_file",
+    "read_image_table",
 ]
 
 #: Columns of a folder of images as a table.

@@ -29,8 +29,17 @@ _CELL = re.compile(
 )
 #: One name for each way to write a unit.
 _SAME_UNIT = {
-    **{"€": "EUR", "\x80": "EUR", "$": "USD", "US$": "USD", "£": "GBP", "¥": "JPY"},
-    **{"₹": "INR", "₽": "RUB", "percent": "%", "pct": "%", "μ": "µ"},
+    "€": "EUR",
+    "\x80": "EUR",
+    "$": "USD",
+    "US$": "USD",
+    "£": "GBP",
+    "¥": "JPY",
+    "₹": "INR",
+    "₽": "RUB",
+    "percent": "%",
+    "pct": "%",
+    "μ": "µ",
 }
 #: Units of a column that are told apart; a column with more has no unit.
 _MOST_UNITS = 20
@@ -135,8 +144,13 @@ class NumberForm:
 SHAPES = tuple(
     NumberForm(decimal_comma, thousands)
     for decimal_comma, thousands in (
-        *((False, ""), (True, ""), (False, ","), (True, ".")),
-        *((False, " "), (True, " "), (False, "'")),
+        (False, ""),
+        (True, ""),
+        (False, ","),
+        (True, "."),
+        (False, " "),
+        (True, " "),
+        (False, "'"),
     )
 )
 _PATTERNS = {

@@ -16,8 +16,12 @@ from torch import Tensor
 from bayesify.tabular.files import TableError
 
 __all__ = [
-    *("first_pass", "load_model", "load_reader", "quiet_transformers"),
-    *("sha256_of_json", "sha256_of_weights"),
+    "first_pass",
+    "load_model",
+    "load_reader",
+    "quiet_transformers",
+    "sha256_of_json",
+    "sha256_of_weights",
 ]
 
 

@@ -23,7 +23,11 @@ from bayesify.tabular.scaling import Scaling
 from bayesify.tabular.schema import LARGEST_TARGET, SMALLEST_SPREAD, Target, label_of
 
 __all__ = [
-    *("check_targets", "scaled_target", "tames_targets", "target_tensor", "with_likelihood"),
+    "check_targets",
+    "scaled_target",
+    "tames_targets",
+    "target_tensor",
+    "with_likelihood",
     "without_target",
 ]
 

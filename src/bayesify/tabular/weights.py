@@ -17,8 +17,12 @@ from bayesify.tabular.likelihoods import has_classes
 from bayesify.training.history import EpochRow, History
 
 __all__ = [
-    *("Array", "DistinctRows", "WeightedLikelihood"),
-    *("checked_weights", "class_factors", "per_counted_row"),
+    "Array",
+    "DistinctRows",
+    "WeightedLikelihood",
+    "checked_weights",
+    "class_factors",
+    "per_counted_row",
 ]
 
 Array = npt.NDArray[Any]

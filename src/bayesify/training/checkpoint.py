@@ -33,8 +33,16 @@ from bayesify.training.elbo import ELBO
 from bayesify.training.history import History
 
 __all__ = [
-    *("CHECKPOINT_NAME", "Position", "check_same", "load_trained", "objective_meta"),
-    *("read_checkpoint", "scheduler_meta", "trained_parts", "update_settings", "write_checkpoint"),
+    "CHECKPOINT_NAME",
+    "Position",
+    "check_same",
+    "load_trained",
+    "objective_meta",
+    "read_checkpoint",
+    "scheduler_meta",
+    "trained_parts",
+    "update_settings",
+    "write_checkpoint",
 ]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
@@ -198,7 +206,8 @@ def _check_training(path: Path, wanted: dict[str, Any], stored: dict[str, Any]) 
     for group, group_there in zip(own, other, strict=False):
         shared = group.keys() & group_there.keys()
         check_same(
-            *(path, "optimizer"),
+            path,
+            "optimizer",
             {name: group[name] for name in sorted(shared)},
             {name: group_there[name] for name in sorted(shared)},
         )

@@ -180,8 +180,14 @@ class _PartOfEach(Sampler[list[int]]):
 def _with_batches(loader: DataLoader[Any], batches: _PartOfEach, rank: int) -> DataLoader[Any]:
     """Return a loader of the same data set with other minibatches."""
     names = [
-        *("num_workers", "collate_fn", "pin_memory", "timeout", "generator"),
-        *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "timeout",
+        "generator",
+        "multiprocessing_context",
+        "prefetch_factor",
+        "persistent_workers",
     ]
     return DataLoader(
         loader.dataset,

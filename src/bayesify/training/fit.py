@@ -210,7 +210,9 @@ def fit(
     )
     position = member.position
     chosen = make_backend(
-        *(elbo, made, backend),
+        elbo,
+        made,
+        backend,
         noise=position.noise,
         processes=processes,
         accumulation=accumulation,

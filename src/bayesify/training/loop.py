@@ -399,7 +399,11 @@ def _state_of(member: Member) -> list[object]:
         for group in optimizer.param_groups
     ]
     return [
-        *(elbo.step, elbo.running, settings, numbers, scheduler_meta(member.schedule)),
+        elbo.step,
+        elbo.running,
+        settings,
+        numbers,
+        scheduler_meta(member.schedule),
         *((id(t), t.requires_grad, version_of(t)) for t in tensors),
     ]
 

@@ -144,7 +144,7 @@ class Member:
         position.batches = batches
         processes = Processes.alone() if processes is None else processes
         return cls(
-            *(elbo, optimizer, schedule, settings, path, position, frozen, processes, accumulation)
+            elbo, optimizer, schedule, settings, path, position, frozen, processes, accumulation
         )
 
     def checkpoint(self, noise: Noise) -> None:

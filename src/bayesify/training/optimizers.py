@@ -17,8 +17,15 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.training.elbo import ELBO
 
 __all__ = [
-    *("OptimizerFactory", "check_decay", "check_holds", "check_rho_lr_scale"),
-    *("check_takes_steps", "group_of", "make_optimizer", "parameter_groups", "separate_rho"),
+    "OptimizerFactory",
+    "check_decay",
+    "check_holds",
+    "check_rho_lr_scale",
+    "check_takes_steps",
+    "group_of",
+    "make_optimizer",
+    "parameter_groups",
+    "separate_rho",
 ]
 
 #: A function of parameter groups that builds an optimiser, such as torch's optimiser classes.

@@ -12,8 +12,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 __all__ = [
-    *("KLWarmup", "ScheduleFactory"),
-    *("check_length", "check_scaled_rate", "check_schedule", "constant", "cosine"),
+    "KLWarmup",
+    "ScheduleFactory",
+    "check_length",
+    "check_scaled_rate",
+    "check_schedule",
+    "constant",
+    "cosine",
 ]
 
 #: A function of an optimiser and the number of steps of the whole run that builds a scheduler.

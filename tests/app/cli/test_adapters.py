@@ -42,8 +42,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(place: Path, out: Path, *more: str, target: str = "intent") -> Said:
     return bayesify(
-        *("train", place / "table.csv", "--target", target, "--text", "query", "--adapter"),
-        *("--encoder", place / "encoder", "--out", out, *QUICK, *more),
+        "train",
+        place / "table.csv",
+        "--target",
+        target,
+        "--text",
+        "query",
+        "--adapter",
+        "--encoder",
+        place / "encoder",
+        "--out",
+        out,
+        *QUICK,
+        *more,
     )
 
 

@@ -42,7 +42,9 @@ def test_the_ends_and_sets_are_those_of_the_held_out_rows(
     options = ("--conformal", "--level", level)
     said = as_json("predict", place / "run", place / "table.csv", "--out", tmp_path / "p", *options)
     assert {key: said[key] for key in ("method", "level", "calibration_rows")} == {
-        **{"method": "conformal", "level": level, "calibration_rows": 12}
+        "method": "conformal",
+        "level": level,
+        "calibration_rows": 12,
     }
     assert said["guaranteed_level"] == level
     rows = rows_of(tmp_path / "p")

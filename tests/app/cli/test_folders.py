@@ -53,8 +53,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_holds_all(place: Path) -> None:
     names = {path.name for path in (place / "run").iterdir()}
     assert names >= {
-        *("config.json", "images.json", "metrics.json", "history.csv", "report.html"),
-        *("pruning.json", "least_certain.png", "votes.png"),
+        "config.json",
+        "images.json",
+        "metrics.json",
+        "history.csv",
+        "report.html",
+        "pruning.json",
+        "least_certain.png",
+        "votes.png",
     }
     schema = json.loads((place / "run" / "images.json").read_text())
     assert schema["classes"] == list(CLASSES)
@@ -129,7 +135,12 @@ def test_all_weights_random(place: Path, tmp_path: Path) -> None:
 
 def test_a_baseline(place: Path, tmp_path: Path) -> None:
     said = bayesify(
-        *("train", place / "photos", "--out", tmp_path / "run", "--baseline", "sgd"),
+        "train",
+        place / "photos",
+        "--out",
+        tmp_path / "run",
+        "--baseline",
+        "sgd",
         *QUICK[:-2],
     )
     assert said.code == 0, said.err

@@ -182,7 +182,13 @@ def test_a_number_can_be_predicted_from_images(place: Path, tmp_path: Path) -> N
         place / "photos.csv",
         place,
         tmp_path / "run",
-        *("--target", "weight", *IMAGE, "--task", "regression", "--drop", "label"),
+        "--target",
+        "weight",
+        *IMAGE,
+        "--task",
+        "regression",
+        "--drop",
+        "label",
     )
     assert said.code == 0, said.err
     assert "Least certain test images" in (tmp_path / "run" / "report.html").read_text()

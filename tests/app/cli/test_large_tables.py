@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole.to_csv(found / "one.csv", index=False)
     with quick_runs():
         said = bayesify(
-            *("train", found / "table", "--target", "y", "--out", found / "run"), *QUICK, *STREAMED
+            "train", found / "table", "--target", "y", "--out", found / "run", *QUICK, *STREAMED
         )
     assert said.code == 0, said.err
     (found / "said.txt").write_text(said.err)
@@ -130,7 +130,7 @@ def test_streamed_and_in_memory_predict_alike(place: Path, tmp_path: Path, targe
     for name, more in (("memory", []), ("streamed", STREAMED)):
         run = tmp_path / name
         said = bayesify(
-            *("train", place / "one.parquet", "--target", target, "--out", run), *settings, *more
+            "train", place / "one.parquet", "--target", target, "--out", run, *settings, *more
         )
         assert said.code == 0, said.err
         found[name] = as_json("evaluate", run, place / "one.csv")["metrics"]

@@ -96,7 +96,7 @@ def test_a_folder_of_digits_is_found_from_anywhere_and_may_move(
     said = bayesify("evaluate", run)
     told = f"or tell their new folder: bayesify train mnist --out {run} --resume --data-dir FOLDER"
     check_refused(said, f"the data of the run in {run} are no longer in {tmp_path / 'old'}", told)
-    said = bayesify(*("train", "mnist", "--out", run, *options), "--resume", "--data-dir", "../new")
+    said = bayesify("train", "mnist", "--out", run, *options, "--resume", "--data-dir", "../new")
     assert said.code == 0, said.err
     assert as_json("evaluate", run)["test"] == metrics
     assert Path(json.loads((run / "config.json").read_text())["data_dir"]).is_absolute()

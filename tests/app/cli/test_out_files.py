@@ -26,8 +26,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = "".join(f"{i % 13},{(i * i) % 17}\n" for i in range(60))
     (place / "table.csv").write_text("x,y\n" + rows)
     said = bayesify(
-        *("train", place / "table.csv", "--target", "y", "--out", place / "run"),
-        *(*QUICK, "--task", "regression"),
+        "train",
+        place / "table.csv",
+        "--target",
+        "y",
+        "--out",
+        place / "run",
+        *QUICK,
+        "--task",
+        "regression",
     )
     assert said.code == 0, said.err
     return place

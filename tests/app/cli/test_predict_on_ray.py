@@ -40,9 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             some.to_csv(found / "new" / f"{part}.csv", index=False)
     with quick_runs():
-        said = bayesify(
-            *("train", found / "old.csv", "--target", "y", "--out", found / "run"), *QUICK
-        )
+        said = bayesify("train", found / "old.csv", "--target", "y", "--out", found / "run", *QUICK)
     assert said.code == 0, said.err
     return found
 
@@ -116,7 +114,10 @@ def test_a_file_that_kills_its_workers_is_given_up(
     assert said.code == 2
     assert "0.csv: the worker died in each of 6 attempts" in said.err.splitlines()[-1]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("1.parquet", "2.csv", "3.parquet", "settings.json")
+        "1.parquet",
+        "2.csv",
+        "3.parquet",
+        "settings.json",
     ]
 
 
@@ -151,5 +152,8 @@ def test_what_it_cannot_do_is_refused(place: Path, tmp_path: Path) -> None:
     check_refused(bayesify(*given, "ray"), "holds the files to predict")
     assert not out.exists()
     assert sorted(path.name for path in (place / "new").iterdir()) == [
-        *("0.csv", "1.parquet", "2.csv", "3.parquet")
+        "0.csv",
+        "1.parquet",
+        "2.csv",
+        "3.parquet",
     ]

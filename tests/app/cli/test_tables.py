@@ -68,7 +68,11 @@ def test_the_folder_holds_a_run(finished: Path) -> None:
     run = finished / "run"
     names = {path.name for path in run.iterdir()}
     assert names >= {
-        *("config.json", "table.json", "metrics.json", "history.csv", "report.html"),
+        "config.json",
+        "table.json",
+        "metrics.json",
+        "history.csv",
+        "report.html",
         "checkpoint.safetensors",
     }
     metrics = json.loads((run / "metrics.json").read_text())
@@ -303,8 +307,18 @@ def test_it_resumes_where_it_stopped(finished: Path, tmp_path: Path) -> None:
         ["--prior", "laplace", "--prior-std", "0.5", "--estimator", "flipout"],
         ["--drop", "city", "--drop", "when", "--keep", "id"],
         [
-            *("--limit", "30", "--test-fraction", "0.5", "--seed", "7"),
-            *("--passes", "1", "--kl-weighting", "geometric", "--batch-size", "16"),
+            "--limit",
+            "30",
+            "--test-fraction",
+            "0.5",
+            "--seed",
+            "7",
+            "--passes",
+            "1",
+            "--kl-weighting",
+            "geometric",
+            "--batch-size",
+            "16",
         ],
         ["--task", "classification", "--target", "sold"],
     ],

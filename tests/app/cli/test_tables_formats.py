@@ -286,7 +286,9 @@ def test_a_few_strange_cells_lie_outside_and_are_named(trained: Path, tmp_path: 
     )
     columns = [row["outside_column"] for row in rows_of(out)]
     assert {place: name for place, name in enumerate(columns) if name} == {
-        **{3: "size", 5: "when", 7: "size"}
+        3: "size",
+        5: "when",
+        7: "size",
     }
 
 

@@ -52,8 +52,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(place: Path, out: Path, *more: str) -> Said:
     return bayesify(
-        *("train", place / "table.csv", "--target", "intent", "--text", "query"),
-        *("--encoder", place / "encoder", "--out", out, *QUICK, *more),
+        "train",
+        place / "table.csv",
+        "--target",
+        "intent",
+        "--text",
+        "query",
+        "--encoder",
+        place / "encoder",
+        "--out",
+        out,
+        *QUICK,
+        *more,
     )
 
 
@@ -161,8 +171,19 @@ def test_training_is_resumed(place: Path) -> None:
 
 def test_a_number_can_be_the_target(place: Path, tmp_path: Path) -> None:
     said = bayesify(
-        *("train", place / "table.csv", "--target", "hour", "--text", "query", "--out"),
-        *(tmp_path / "run", "--encoder", place / "encoder", "--task", "regression", *QUICK),
+        "train",
+        place / "table.csv",
+        "--target",
+        "hour",
+        "--text",
+        "query",
+        "--out",
+        tmp_path / "run",
+        "--encoder",
+        place / "encoder",
+        "--task",
+        "regression",
+        *QUICK,
     )
     assert said.code == 0, said.err
     assert "Least certain test texts" in (tmp_path / "run" / "report.html").read_text()

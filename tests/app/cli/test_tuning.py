@@ -115,7 +115,7 @@ def test_ctrl_c_names_the_command_that_resumes(
     assert command[-3:] == ["--tune", "2h", "--resume"]
     fresh = bayesify(*train(table, "--tune", "2h"))
     check_refused(fresh, "an unfinished search of settings", "the same command and --resume")
-    resumed = bayesify(*[*command[1:], "--tune", "0.01s"])
+    resumed = bayesify(*command[1:], "--tune", "0.01s")
     assert resumed.code == 0, resumed.err
     assert "resuming the search after 1 trial" in resumed.err
     assert "nothing to resume" not in resumed.err

@@ -343,10 +343,13 @@ def test_the_report_begins_with_the_result_and_ends_with_the_network(run: Run) -
     )
     parts = [name for name in page.ids() if not name.startswith("figure-")]
     assert parts == [
-        *("result", "notes", "key-numbers"),
+        "result",
+        "notes",
+        "key-numbers",
         *own,
         *common,
-        *("command", "config"),
+        "command",
+        "config",
     ]
     images = [attrs for tag, attrs in page.tags if tag == "img"]
     assert len(images) == len(list(run.folder.glob("*.png")))

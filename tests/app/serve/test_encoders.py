@@ -64,8 +64,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "adapter": (*texts, "--adapter", "--adapter-rank", "2"),
         "folder": ("photos", "--encoder", place / "eyes"),
         "pictures": (
-            *("photos.csv", "--target", "weight", "--task", "regression"),
-            *("--image", "path", "--encoder", place / "eyes"),
+            "photos.csv",
+            "--target",
+            "weight",
+            "--task",
+            "regression",
+            "--image",
+            "path",
+            "--encoder",
+            place / "eyes",
         ),
     }
     with quick_runs():

@@ -124,8 +124,12 @@ def test_a_description_that_lacks_an_entry_is_refused(tmp_path: Path) -> None:
 
 
 IMAGE = {
-    **{"kind": "image", "image_shape": [1, 2, 2], "shape": [4], "pixels": [0, 255]},
-    **{"shift": [0.0], "scale": [255.0]},
+    "kind": "image",
+    "image_shape": [1, 2, 2],
+    "shape": [4],
+    "pixels": [0, 255],
+    "shift": [0.0],
+    "scale": [255.0],
 }
 
 
@@ -142,8 +146,11 @@ def exported(path: Path, metadata: dict[str, Any], **options: Any) -> Path:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"classes": ()}, {"classes": ("a", "b", "c")}, {"input": {**IMAGE, "shape": [5]}}),
-        *({"input": {**IMAGE, "image_shape": [1, 2]}}, {"input": {**IMAGE, "pixels": 5}}),
+        {"classes": ()},
+        {"classes": ("a", "b", "c")},
+        {"input": {**IMAGE, "shape": [5]}},
+        {"input": {**IMAGE, "image_shape": [1, 2]}},
+        {"input": {**IMAGE, "pixels": 5}},
     ],
     ids=str,
 )

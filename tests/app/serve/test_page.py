@@ -69,8 +69,12 @@ def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
 
     def card(classes: tuple[str, ...], shift: float, *, height: int = 28) -> ModelCard:
         described = {
-            **{"kind": "image", "image_shape": [1, height, 784 // height], "shape": [784]},
-            **{"pixels": [0, 255], "shift": [shift], "scale": [126.0]},
+            "kind": "image",
+            "image_shape": [1, height, 784 // height],
+            "shape": [784],
+            "pixels": [0, 255],
+            "shift": [shift],
+            "scale": [126.0],
         }
         about = ExportMetadata("classification", 2, classes=classes, input=described)
         del model.metadata_props[:]
@@ -90,8 +94,15 @@ def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
 )
 def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> None:
     card = ModelCard(
-        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
-        **{"num_samples": 1, "level": level, "threshold": None, "threshold_origin": ""},
+        name="run",
+        source="run",
+        task="regression",
+        input="rows",
+        unit="1",
+        num_samples=1,
+        level=level,
+        threshold=None,
+        threshold_origin="",
     )
     text, _ = page(card)
     assert f">{shown} % interval</h2>" in text
@@ -102,8 +113,15 @@ def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
     if node is None:
         pytest.skip("needs Node")
     card = ModelCard(
-        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
-        **{"num_samples": 1, "level": 0.9, "threshold": None, "threshold_origin": ""},
+        name="run",
+        source="run",
+        task="regression",
+        input="rows",
+        unit="1",
+        num_samples=1,
+        level=0.9,
+        threshold=None,
+        threshold_origin="",
     )
     text, _ = page(card)
     [function] = re.findall(r"^const digits = .*?^};$", text, re.MULTILINE | re.DOTALL)

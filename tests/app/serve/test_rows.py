@@ -75,8 +75,15 @@ def test_typical_numbers_lie_within_training(
     [column] = RowReader([NumberColumn(name="x", typical=typical)], []).columns
     assert column.example == example
     card = ModelCard(
-        **{"name": "run", "source": "run", "task": "regression", "input": "rows", "unit": "1"},
-        **{"columns": [column], "num_samples": 1, "level": 0.9, "threshold": None},
+        name="run",
+        source="run",
+        task="regression",
+        input="rows",
+        unit="1",
+        columns=[column],
+        num_samples=1,
+        level=0.9,
+        threshold=None,
         threshold_origin="",
     )
     schema = request_body(card, most=1)["content"]["application/json"]["schema"]

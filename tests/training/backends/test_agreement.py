@@ -239,7 +239,8 @@ TASKS = {
     "ivon, local": Task("gaussian", "ivon", bnn=LOCAL),
     "ivon, words": Task("gaussian", "ivon", net=Words, inputs=tokens),
     "ivon, learned noise": Task(
-        *("gaussian", "ivon"),
+        "gaussian",
+        "ivon",
         targets=reals,
         bnn=options(likelihood=GaussianLikelihood(0.7, learn_std=True)),
     ),
@@ -260,7 +261,9 @@ def test_stds_of_every_size_agree_in_float32(kind: str, largest: float) -> None:
     # The kernel computes rho from the precision by formulas of its own, in two ranges of std.
     stds = torch.logspace(-4, math.log10(largest), 863)
     task = Task(
-        *("gaussian", "ivon", torch.float32),
+        "gaussian",
+        "ivon",
+        torch.float32,
         bnn=options(init_std=stds, prior=Gaussian(30.0)),
         inputs=lambda dtype: 1e-3 * numbers(STEPS * BATCH, INPUTS, seed=1).to(dtype),
         steps=1,  # such wide weights move chaotically

@@ -43,7 +43,8 @@ def train(
         x = torch.randn(size, 6, generator=generator)
         y = torch.randint(5, (size,), generator=generator)
         terms = backend.step(
-            *(x, y),
+            x,
+            y,
             batch_index=number,
             kl_scale=min(1.0, (number + 1) / 5),
             with_kl=number == 6,

@@ -107,7 +107,7 @@ def test_other_networks_and_objectives_agree(kind: str, name: str) -> None:
 
 def dropping() -> nn.Module:
     return nn.Sequential(
-        *(nn.Linear(INPUTS, 33), nn.BatchNorm1d(33), nn.Dropout(0.4), nn.Linear(33, CLASSES))
+        nn.Linear(INPUTS, 33), nn.BatchNorm1d(33), nn.Dropout(0.4), nn.Linear(33, CLASSES)
     )
 
 

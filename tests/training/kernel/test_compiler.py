@@ -209,8 +209,10 @@ def test_without_a_cache_nothing_is_left(
     places = {"XDG_CACHE_HOME": tmp_path / "file", "TMPDIR": tmp_path / "scratch"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        **{"env": os.environ | {name: str(path) for name, path in places.items()}},
-        **{"capture_output": True, "text": True, "check": False},
+        env=os.environ | {name: str(path) for name, path in places.items()},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert calls() == 1

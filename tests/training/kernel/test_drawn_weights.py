@@ -178,7 +178,14 @@ def batched(elbo: bf.ELBO) -> None:
 
 
 WAYS = [
-    *(two_graphs, twice, accumulated, only_nll, only_kl, penalised, through_hooks, batched),
+    two_graphs,
+    twice,
+    accumulated,
+    only_nll,
+    only_kl,
+    penalised,
+    through_hooks,
+    batched,
     pytest.param(autocast, id="autocast"),
 ]
 

@@ -22,8 +22,19 @@ __all__ = ["make_app", "run"]
 _PLUGINS = {point.name: point for point in entry_points(group="bayesify.commands")}
 #: The commands in the order in which they are listed; ``data`` has commands of its own.
 _COMMANDS = (
-    *("train", "predict", "serve", "evaluate", "certify", "prune", "compress", "inspect"),
-    *("report", "export", *_PLUGINS, "bench", "data"),
+    "train",
+    "predict",
+    "serve",
+    "evaluate",
+    "certify",
+    "prune",
+    "compress",
+    "inspect",
+    "report",
+    "export",
+    *_PLUGINS,
+    "bench",
+    "data",
 )
 _INTERRUPTED = 130
 

@@ -88,8 +88,12 @@ def predict_on_ray(
         console.print(Text(text, style="yellow"), soft_wrap=True)
     if as_json:
         summary = {
-            **{"rows": rows, "outside": outside, "files": count, "predicted_before": before},
-            **{"weight_samples": samples, "out": str(out)},
+            "rows": rows,
+            "outside": outside,
+            "files": count,
+            "predicted_before": before,
+            "weight_samples": samples,
+            "out": str(out),
         }
         typer.echo(json.dumps(summary))
         return

@@ -283,7 +283,8 @@ def create_folder(run: Run, data: RunData, device: str, processes: int) -> Run:
     if run.table is not None and isinstance(data, TableData):
         store = partial(store_table, data=data, schema=run.table)
     return Run.create(
-        *(run.folder, run.config),
+        run.folder,
+        run.config,
         data_dir=run.data_dir,
         table=run.table,
         images=run.images,

@@ -194,7 +194,14 @@ def train(
                 with joined.all_succeed():
                     if launch.is_first:
                         run, data = _begin(
-                            *(console, dataset, out, settings, data_dir, search, launch, held),
+                            console,
+                            dataset,
+                            out,
+                            settings,
+                            data_dir,
+                            search,
+                            launch,
+                            held,
                             resume=resume or was_restarted(),
                         )
                 with joined.all_succeed():
@@ -396,7 +403,11 @@ def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch) 
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     seconds = seconds_per_epoch(
-        *(bnn, config, data, launch.count, torch.device(launch.device)),
+        bnn,
+        config,
+        data,
+        launch.count,
+        torch.device(launch.device),
         shared_noise=launch.shared_noise,
     )
     where = f", and what {launch.count} processes wait for each other" if launch.count > 1 else ""

@@ -287,7 +287,9 @@ def importance_part(found: Mapping[str, Any], total: int) -> tuple[Part, dict[st
         f"the network uses, which need not be a cause.{fewer}"
     )
     part = Part(
-        *("importance", "Which columns matter", ""),
+        "importance",
+        "Which columns matter",
+        "",
         tables=(table,),
         figures=tuple(figures),
         side_by_side=True,
@@ -334,7 +336,8 @@ def effect_part(
             )
         figures[f"effect_{len(figures) + 1}"] = figure
     part = Part(
-        *("effects", "What the columns do"),
+        "effects",
+        "What the columns do",
         figures=tuple(figures),
         side_by_side=True,
         caption=_effect_caption(effects, what, len(classes), len(class_names)),

@@ -13,8 +13,15 @@ from bayesify.tabular.recipe import STEPS_PER_EPOCH, TableRecipe
 from bayesify.tabular.suffixes import TABLE_SUFFIXES
 
 __all__ = [
-    *("PRIOR_CANDIDATES", "PRIOR_STD_CERTIFIED", "SPARSITY", "DataKind", "closed_forms_hold"),
-    *("defaults_for", "is_image_folder", "is_table_file", "kind_of_data"),
+    "PRIOR_CANDIDATES",
+    "PRIOR_STD_CERTIFIED",
+    "SPARSITY",
+    "DataKind",
+    "closed_forms_hold",
+    "defaults_for",
+    "is_image_folder",
+    "is_table_file",
+    "kind_of_data",
 ]
 
 #: Data of a run: the digits or clothes of a known data set, images of one's own, or a table.
@@ -27,8 +34,12 @@ SPARSITY = ("grouped-gaussian", "spike-and-slab", "log-uniform")
 _BASELINES: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "batch_size": 128},
     "dropout": {
-        **{"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "batch_size": 128},
-        **{"dropout_input": 0.2, "dropout_hidden": 0.5},
+        "optimizer": "sgd",
+        "lr": 0.02,
+        "momentum": 0.9,
+        "batch_size": 128,
+        "dropout_input": 0.2,
+        "dropout_hidden": 0.5,
     },
 }
 #: The paper's mixture, for what the search below did not include.
@@ -38,18 +49,32 @@ _SPIKE_AND_SLAB: dict[str, Any] = {"pi": 0.1, "std1": 0.5, "std2": 0.02}
 #: With one std for all weights, and for LeNet-5: the defaults before the search of ``bayesify
 #: reproduce train-defaults``, whose best trial has the fields' own.
 _EARLIER: dict[str, Any] = {
-    **{"prior": "gaussian", **_EARLIER_MIXTURE, "lr": 1.5e-3, "rho_lr_scale": 1.5, "epochs": 25},
-    **{"kl_warmup": 0.75, "kl_warmup_power": 1.0},
+    "prior": "gaussian",
+    **_EARLIER_MIXTURE,
+    "lr": 1.5e-3,
+    "rho_lr_scale": 1.5,
+    "epochs": 25,
+    "kl_warmup": 0.75,
+    "kl_warmup_power": 1.0,
 }
 #: Of IVON, from short runs on training images held out: docs/ivon.md.
 _IVON: dict[str, Any] = {
-    **{"optimizer": "ivon", "prior": "gaussian", "prior_std": 0.1, "lr": 0.01, "batch_size": 128},
-    **{"epochs": 20, "kl_warmup": 0.0, "kl_warmup_power": 1.0},
+    "optimizer": "ivon",
+    "prior": "gaussian",
+    "prior_std": 0.1,
+    "lr": 0.01,
+    "batch_size": 128,
+    "epochs": 20,
+    "kl_warmup": 0.0,
+    "kl_warmup_power": 1.0,
 }
 #: Of images of one's own, and where the last layer alone is random: docs/image-folders.md.
 _IMAGES: dict[str, Any] = {**_EARLIER, "net": "resnet8", "batch_size": 64, "lr": 3e-3}
 _LAST_LAYER: dict[str, Any] = {
-    **{"random": "last-layer", "prior_std": 1.0, "init_std": 0.05, "rho_lr_scale": 10.0},
+    "random": "last-layer",
+    "prior_std": 1.0,
+    "init_std": 0.05,
+    "rho_lr_scale": 10.0,
     "kl_warmup": 0.25,
 }
 #: Among so many stds of the prior that of a PAC-Bayes objective was chosen, on training images of
@@ -57,10 +82,18 @@ _LAST_LAYER: dict[str, Any] = {
 PRIOR_STD_CERTIFIED, PRIOR_CANDIDATES = 0.01, 5
 #: Of a PAC-Bayes objective: docs/certificates.md.
 _CERTIFIED: dict[str, Any] = {
-    **{"prior": "gaussian", "prior_std": PRIOR_STD_CERTIFIED, **_EARLIER_MIXTURE},
+    "prior": "gaussian",
+    "prior_std": PRIOR_STD_CERTIFIED,
+    **_EARLIER_MIXTURE,
     "rho_lr_scale": 1.0,
-    **{"optimizer": "sgd", "lr": 1e-3, "momentum": 0.95, "batch_size": 250, "epochs": 3},
-    **{"dropout_input": 0.2, "dropout_hidden": 0.2, "kl_warmup": 0.0},
+    "optimizer": "sgd",
+    "lr": 1e-3,
+    "momentum": 0.95,
+    "batch_size": 250,
+    "epochs": 3,
+    "dropout_input": 0.2,
+    "dropout_hidden": 0.2,
+    "kl_warmup": 0.0,
 }
 #: Of a table with classes and texts or images, whose hundreds of features are dependent:
 #: docs/tables.md.
@@ -71,9 +104,18 @@ _STEPS_WITH_TEXTS = 2
 #: Of an adapter: those of the best trial of ``bayesify reproduce clinc150-tuning``, and steps for
 #: small tables.
 _ADAPTER: dict[str, Any] = {
-    **{"hidden": (50,), "prior": "gaussian", "prior_std": 0.05, **_EARLIER_MIXTURE},
-    **{"estimator": "flipout", "init_std": 0.05, "lr": 4e-3, "rho_lr_scale": 1.0},
-    **{"kl_warmup": 0.0, "kl_warmup_power": 1.0, "batch_size": 32, "test_samples": 10},
+    "hidden": (50,),
+    "prior": "gaussian",
+    "prior_std": 0.05,
+    **_EARLIER_MIXTURE,
+    "estimator": "flipout",
+    "init_std": 0.05,
+    "lr": 4e-3,
+    "rho_lr_scale": 1.0,
+    "kl_warmup": 0.0,
+    "kl_warmup_power": 1.0,
+    "batch_size": 32,
+    "test_samples": 10,
 }
 _ADAPTER_EPOCHS, _ADAPTER_STEPS = 4, 500
 

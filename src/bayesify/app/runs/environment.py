@@ -14,7 +14,12 @@ import bayesify
 from bayesify.app.runs.declarations import ConfigError
 
 __all__ = [
-    *("check_committed", "checkout", "commit", "hardware", "has_fast_bfloat16", "load_average"),
+    "check_committed",
+    "checkout",
+    "commit",
+    "hardware",
+    "has_fast_bfloat16",
+    "load_average",
     "versions",
 ]
 

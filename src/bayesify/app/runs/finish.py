@@ -81,7 +81,8 @@ def finish(run: Run, data: RunData, trained: Trained) -> tuple[dict[str, Any], P
     last = history[-1]
     metrics = {
         **measured,
-        **{"epochs": int(last["epoch"] or 0), "passes": run.config.passes},
+        "epochs": int(last["epoch"] or 0),
+        "passes": run.config.passes,
         "seconds_train": last["seconds"],
         "temperature": None if run.config.baseline else run.config.temperature,
         **{name: last.get(name) for name in _LAST_EPOCH},

@@ -7,8 +7,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 __all__ = [
-    *("CONFIG_NAME", "LOCK_NAME", "MADE_FIRST", "TUNING_STUDY", "TUNING_SUMMARY"),
-    *("RunError", "check_is_free", "is_tuning"),
+    "CONFIG_NAME",
+    "LOCK_NAME",
+    "MADE_FIRST",
+    "TUNING_STUDY",
+    "TUNING_SUMMARY",
+    "RunError",
+    "check_is_free",
+    "is_tuning",
 ]
 
 CONFIG_NAME = "config.json"

@@ -145,7 +145,9 @@ def importance(run: Run, data: TableData, bnn: BayesianModule) -> dict[str, Any]
     with num_threads(1):
         found = permutation_importance(
             partial(_recorded, bnn, data, samples),
-            *(inputs, targets, columns),
+            inputs,
+            targets,
+            columns,
             repeats=_REPEATS,
             level=_LEVEL,
             seed=seed,

@@ -97,7 +97,9 @@ def train(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         history = fit_network(
-            *(elbo, config, data),
+            elbo,
+            config,
+            data,
             checkpoint_dir=run.folder,
             callback=callback,
             shared_noise=shared_noise,

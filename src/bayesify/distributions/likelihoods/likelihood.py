@@ -12,7 +12,10 @@ from bayesify.prediction import Predictive, SizedIterable
 from bayesify.prediction.predictive import blocks_of
 
 __all__ = [
-    *("Likelihood", "check_for_each_example", "check_rows", "log_probs_of"),
+    "Likelihood",
+    "check_for_each_example",
+    "check_rows",
+    "log_probs_of",
     "predictive_of",
 ]
 

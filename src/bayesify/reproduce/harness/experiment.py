@@ -16,8 +16,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("Context", "EpochProgress", "Experiment", "Job", "ProgressListener", "Result", "RunJob"),
-    *("Schedule", "by_title", "is_trial", "no_files", "of_job", "one_by_one"),
+    "Context",
+    "EpochProgress",
+    "Experiment",
+    "Job",
+    "ProgressListener",
+    "Result",
+    "RunJob",
+    "Schedule",
+    "by_title",
+    "is_trial",
+    "no_files",
+    "of_job",
+    "one_by_one",
 ]
 
 #: The result of a finished job, as its file holds it; see ``result_files.read_result``.

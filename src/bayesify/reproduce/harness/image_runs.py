@@ -24,7 +24,13 @@ from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
 from bayesify.training.history import History
 
 __all__ = [
-    *("curve", "held_out", "histogram", "mnist_of", "sampled_weights", "settings_of", "trained"),
+    "curve",
+    "held_out",
+    "histogram",
+    "mnist_of",
+    "sampled_weights",
+    "settings_of",
+    "trained",
 ]
 
 

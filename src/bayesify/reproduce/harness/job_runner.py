@@ -218,9 +218,13 @@ class JobRunner:
                 notes.add(f"{'begun' if each == begun.commit else 'resumed'} at commit {each}")
         result = {
             **job_settings(self.experiment, job, quick=self._quick),
-            **{"commit": self._commit, "hardware": where, "versions": versions()},
-            **{"metrics": metrics, "notes": sorted(notes)},
-            **{"seconds": time.perf_counter() - started, "load": _mean(begun.loads)},
+            "commit": self._commit,
+            "hardware": where,
+            "versions": versions(),
+            "metrics": metrics,
+            "notes": sorted(notes),
+            "seconds": time.perf_counter() - started,
+            "load": _mean(begun.loads),
         }
         return {key: result[key] for key in (*RESULT_KEYS, "load")}
 

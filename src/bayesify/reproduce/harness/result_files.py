@@ -17,13 +17,28 @@ from bayesify.io import StorageError
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result
 
 __all__ = [
-    *("RESULT_KEYS", "check_same_settings", "job_settings", "read_object", "read_result"),
-    *("read_results", "results_of", "stored_result"),
+    "RESULT_KEYS",
+    "check_same_settings",
+    "job_settings",
+    "read_object",
+    "read_result",
+    "read_results",
+    "results_of",
+    "stored_result",
 ]
 
 RESULT_KEYS = (
-    *("experiment", "quick", "job", "config", "seed", "commit", "hardware", "versions"),
-    *("metrics", "notes", "seconds"),
+    "experiment",
+    "quick",
+    "job",
+    "config",
+    "seed",
+    "commit",
+    "hardware",
+    "versions",
+    "metrics",
+    "notes",
+    "seconds",
 )
 
 

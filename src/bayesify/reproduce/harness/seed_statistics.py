@@ -7,7 +7,11 @@ from statistics import mean, stdev
 from typing import Any
 
 __all__ = [
-    *("holm_adjusted", "mean_and_error", "paired_p_value", "standard_error", "welch_p_value"),
+    "holm_adjusted",
+    "mean_and_error",
+    "paired_p_value",
+    "standard_error",
+    "welch_p_value",
     "with_cost",
 ]
 

@@ -50,27 +50,54 @@ REPORTED: dict[str, float] = {"fc": 2.79, "cnn": 1.55}
 #: images. The certificates hold for all five at once.
 _STD, _CANDIDATES = 0.01, 5
 _COMMON: dict[str, Any] = {
-    **{"limit": None, "prior_part": 0.5, "batch_size": 250, "prior_std": _STD},
-    **{"prior_lr": 1e-3, "prior_dropout": 0.2, "lr": 1e-3, "momentum": 0.95},
-    **{"delta": 0.025, "delta_sampling": 0.01, "num_candidates": _CANDIDATES},
+    "limit": None,
+    "prior_part": 0.5,
+    "batch_size": 250,
+    "prior_std": _STD,
+    "prior_lr": 1e-3,
+    "prior_dropout": 0.2,
+    "lr": 1e-3,
+    "momentum": 0.95,
+    "delta": 0.025,
+    "delta_sampling": 0.01,
+    "num_candidates": _CANDIDATES,
 }
 _FC: dict[str, Any] = {
-    **{**_COMMON, "net": "mlp", "hidden": [600, 600, 600], "prior_epochs": 15, "epochs": 3},
-    **{"num_samples": 200_000, "test_samples": 50_000},
+    **_COMMON,
+    "net": "mlp",
+    "hidden": [600, 600, 600],
+    "prior_epochs": 15,
+    "epochs": 3,
+    "num_samples": 200_000,
+    "test_samples": 50_000,
 }
 _LENET: dict[str, Any] = {
-    **{**_COMMON, "net": "lenet5", "prior_lr": 2e-3, "prior_epochs": 30, "epochs": 3},
-    **{"num_samples": 100_000, "test_samples": 20_000},
+    **_COMMON,
+    "net": "lenet5",
+    "prior_lr": 2e-3,
+    "prior_epochs": 30,
+    "epochs": 3,
+    "num_samples": 100_000,
+    "test_samples": 20_000,
 }
 _CNN: dict[str, Any] = {
-    **{**_LENET, "net": "cnn", "prior_lr": 1e-3, "prior_epochs": 10, "epochs": 1},
-    **{"num_samples": 30_000, "test_samples": 10_000},
+    **_LENET,
+    "net": "cnn",
+    "prior_lr": 1e-3,
+    "prior_epochs": 10,
+    "epochs": 1,
+    "num_samples": 30_000,
+    "test_samples": 10_000,
 }
 _SMALL: dict[str, Any] = {"limit": 10_000, "prior_epochs": 8, "test_samples": 10_000}
 _SMALL_FC = {**_FC, **_SMALL, "hidden": [100, 100], "num_samples": 50_000}
 _SMALL_LENET = {**_LENET, **_SMALL, "epochs": 1, "num_samples": 10_000}
 _QUICK: dict[str, Any] = {
-    **{"limit": 1000, "prior_epochs": 2, "epochs": 1, "num_samples": 500, "test_samples": 500},
+    "limit": 1000,
+    "prior_epochs": 2,
+    "epochs": 1,
+    "num_samples": 500,
+    "test_samples": 500,
     "batch_size": 100,
 }
 _OBJECTIVES = ("f-quad", "f-classic", "f-lambda", "elbo")
@@ -168,9 +195,17 @@ def _net(config: Mapping[str, Any], seed: int) -> nn.Module:
         torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0) % 2**63)
         return nn.Sequential(
             nn.Unflatten(-1, (1, 28, 28)),
-            *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Dropout(dropout)),
-            *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout)),
-            *(nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(dropout)),
+            nn.Conv2d(1, 32, 3),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(dropout),
+            nn.Flatten(),
+            nn.Linear(9216, 128),
+            nn.ReLU(),
+            nn.Dropout(dropout),
             nn.Linear(128, 10),
         )
 
@@ -231,14 +266,18 @@ def table(results: Sequence[Result]) -> str:
         tests = [each["test_error_sampled"] for each in metrics]
         held = sum(test <= bound for test, bound in zip(tests, bounds, strict=True))
         cells = [
-            *(_TITLES[network], objective, str(reported), mean_and_error(bounds, 2)),
+            _TITLES[network],
+            objective,
+            str(reported),
+            mean_and_error(bounds, 2),
             mean_and_error(
                 [m["at_prior"]["certificate"]["error_bound"] for m in metrics if "at_prior" in m], 2
             ),
             mean_and_error(tests, 2),
             mean_and_error([each["test_error_mean_weights"] for each in metrics], 2),
             mean_and_error([each["certificate"]["kl"] for each in metrics], 1),
-            *(f"{held} of {len(of)}", str(len(of))),
+            f"{held} of {len(of)}",
+            str(len(of)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     config = results[0]["config"]
@@ -277,7 +316,9 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
                     (bound, "|", "vermillion", "certified"),
                 ):
                     axes.plot(
-                        *(value, height, marker),
+                        value,
+                        height,
+                        marker,
                         color=COLOURS[colour],
                         label=label if first else None,
                     )

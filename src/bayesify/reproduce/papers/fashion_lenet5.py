@@ -48,13 +48,23 @@ METHODS: dict[str, dict[str, Any]] = {
     "rank-one": {
         "method": "rank one",
         # Decay would pull the factors to 0, while their prior is around 1.
-        **{"epochs": 15, "lr": 2e-3, "weight_decay": 0.0},
-        **{"prior_std": 0.5, "init_std": 0.25, "kl_warmup": 0.3, "rho_lr_scale": 3.0},
+        "epochs": 15,
+        "lr": 2e-3,
+        "weight_decay": 0.0,
+        "prior_std": 0.5,
+        "init_std": 0.25,
+        "kl_warmup": 0.3,
+        "rho_lr_scale": 3.0,
     },
     "mean-field": {
         "method": "mean field",
-        **{"epochs": 15, "lr": 2e-3, "weight_decay": 0.0},
-        **{"prior_std": 0.3, "init_std": 0.02, "kl_warmup": 0.3, "rho_lr_scale": 3.0},
+        "epochs": 15,
+        "lr": 2e-3,
+        "weight_decay": 0.0,
+        "prior_std": 0.3,
+        "init_std": 0.02,
+        "kl_warmup": 0.3,
+        "rho_lr_scale": 3.0,
     },
 }
 #: Seconds on one core.

@@ -42,8 +42,10 @@ __all__ = ["EXPERIMENT", "METHODS"]
 _HIDDEN, _MEMBERS = 50, 5
 _PROTOCOL: dict[str, Any] = {
     **{key: value for key, value in uci.PROTOCOL.items() if key not in ("estimator", "noise")},
-    **{"estimator": "weight sampling, one sample a step", "hidden": _HIDDEN},
-    **{"noise": "one std for all rows, learned", "init_noise_std": 1.0},
+    "estimator": "weight sampling, one sample a step",
+    "hidden": _HIDDEN,
+    "noise": "one std for all rows, learned",
+    "init_noise_std": 1.0,
 }
 _QUICK: dict[str, Any] = {"steps": 200, "test_samples": 50, "splits": 2}
 _MEAN_FIELD, _MIXTURE = "mean field", "mixture of 5 mean fields"

@@ -53,8 +53,14 @@ METHODS: dict[str, dict[str, Any]] = {
         "settings": {
             **_COMMON,
             **_BAYES,
-            **{"prior": "scale-mixture", "pi": 0.1, "std1": 0.5, "std2": 0.01},
-            **{"kl_warmup": 0.95, "kl_warmup_power": 2.0, "lr": 1.82e-3, "rho_lr_scale": 1.5},
+            "prior": "scale-mixture",
+            "pi": 0.1,
+            "std1": 0.5,
+            "std2": 0.01,
+            "kl_warmup": 0.95,
+            "kl_warmup_power": 2.0,
+            "lr": 1.82e-3,
+            "rho_lr_scale": 1.5,
         },
     },
     "bayes-wide": {
@@ -62,8 +68,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "settings": {
             **_COMMON,
             **_BAYES,
-            **{"prior": "gaussian", "prior_std": 0.4},
-            **{"kl_warmup": 0.5, "lr": 1e-3, "rho_lr_scale": 1.0},
+            "prior": "gaussian",
+            "prior_std": 0.4,
+            "kl_warmup": 0.5,
+            "lr": 1e-3,
+            "rho_lr_scale": 1.0,
         },
     },
     "plain": {
@@ -77,7 +86,10 @@ METHODS: dict[str, dict[str, Any]] = {
         "settings": {
             **_COMMON,
             **_MOMENTUM,
-            **{"baseline": "dropout", "lr": 0.02, "dropout_input": 0.2, "dropout_hidden": 0.5},
+            "baseline": "dropout",
+            "lr": 0.02,
+            "dropout_input": 0.2,
+            "dropout_hidden": 0.5,
         },
     },
 }

@@ -37,8 +37,14 @@ _RISE = 0.1
 _SECONDS = 3.0
 
 _FIXED: dict[str, Any] = {
-    **{"hidden": [400, 400], "epochs": 30, "schedule": "cosine", "batch_size": 256},
-    **{"estimator": "sampling", "optimizer": "adam", "init_std": 0.02, "precision": "float32"},
+    "hidden": [400, 400],
+    "epochs": 30,
+    "schedule": "cosine",
+    "batch_size": 256,
+    "estimator": "sampling",
+    "optimizer": "adam",
+    "init_std": 0.02,
+    "precision": "float32",
 }
 _SCHEDULE: dict[str, Draw] = {
     "lr": between(1e-3, 5e-3),
@@ -59,13 +65,26 @@ _SPACES: Mapping[str, Mapping[str, Draw]] = MappingProxyType(
     }
 )
 _FIRST: dict[str, Any] = {
-    **{"lr": 1.5e-3, "rho_lr_scale": 1.5, "kl_warmup": 0.75, "kl_warmup_power": 1.0},
-    **{"prior": "gaussian", "prior_std": 0.3, "epochs": 25},
+    "lr": 1.5e-3,
+    "rho_lr_scale": 1.5,
+    "kl_warmup": 0.75,
+    "kl_warmup_power": 1.0,
+    "prior": "gaussian",
+    "prior_std": 0.3,
+    "epochs": 25,
 }
 #: Settings that the trials vary, as columns of the table.
 _SEARCHED = (
-    *("prior", "prior_std", "pi", "std1", "std2"),
-    *("lr", "rho_lr_scale", "kl_warmup", "kl_warmup_power", "epochs"),
+    "prior",
+    "prior_std",
+    "pi",
+    "std1",
+    "std2",
+    "lr",
+    "rho_lr_scale",
+    "kl_warmup",
+    "kl_warmup_power",
+    "epochs",
 )
 _QUICK_TRIALS = ("before", "gaussian-00", "scale-mixture-00")
 _QUICK: dict[str, Any] = {"epochs": 2, "limit": 2000, "batch_size": 32, "hidden": [20, 20]}

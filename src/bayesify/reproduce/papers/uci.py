@@ -205,7 +205,9 @@ def standardised(data: RegressionData, splits: Sequence[Split]) -> Standardised:
         train_inputs.transpose(1, 2).float(),
         train_targets.float(),
         test_inputs.transpose(1, 2).float(),
-        *(test_targets, shift, scale),
+        test_targets,
+        shift,
+        scale,
     )
 
 

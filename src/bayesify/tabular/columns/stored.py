@@ -19,8 +19,14 @@ __all__ = ["column_from_json"]
 _KINDS: dict[str, type[Column]] = {
     kind.kind: kind
     for kind in (
-        *(NumberColumn, DateColumn, FlagColumn, CategoryColumn),
-        *(TextColumn, TokenColumn, ImageColumn, UnusedColumn),
+        NumberColumn,
+        DateColumn,
+        FlagColumn,
+        CategoryColumn,
+        TextColumn,
+        TokenColumn,
+        ImageColumn,
+        UnusedColumn,
     )
 }
 

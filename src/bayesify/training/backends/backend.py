@@ -14,15 +14,13 @@ from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = [
-    *(
-        "NOISE_OF",
-        "NOT_COMPILED",
-        "Backend",
-        "BackendName",
-        "Noise",
-        "NonFiniteLossError",
-        "check_same_noise",
-    ),
+    "NOISE_OF",
+    "NOT_COMPILED",
+    "Backend",
+    "BackendName",
+    "Noise",
+    "NonFiniteLossError",
+    "check_same_noise",
     "require_finite",
 ]
 

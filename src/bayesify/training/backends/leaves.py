@@ -19,8 +19,13 @@ from bayesify.training.kernel.formulas import LeafKind
 from bayesify.training.kernel.interface import Kernel
 
 __all__ = [
-    *("CounterKey", "EditedInPlaceError", "LeafPosterior", "Leaves", "ParameterGradients"),
-    *("gather", "leaf_views"),
+    "CounterKey",
+    "EditedInPlaceError",
+    "LeafPosterior",
+    "Leaves",
+    "ParameterGradients",
+    "gather",
+    "leaf_views",
 ]
 
 #: The gradient in each random parameter; None stands for zeros.

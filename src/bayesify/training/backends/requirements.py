@@ -175,7 +175,11 @@ def signature(elbo: ELBO, optimizer: Optimizer | None = None) -> tuple[object, .
         # A bound method holds its object, and equals that of the same object only: an id alone
         # passes to another prior once the first is gone.
         bnn.weight_prior.log_prob,
-        *(bnn.estimator, bnn.seed, elbo.kl, elbo.num_samples, bnn.layout.dtype),
+        bnn.estimator,
+        bnn.seed,
+        elbo.kl,
+        elbo.num_samples,
+        bnn.layout.dtype,
         _has_hooks(elbo) or _has_hooks(bnn) or _has_hooks(q),
         any(map(_has_gradient_hooks, parameters)),
         *held,

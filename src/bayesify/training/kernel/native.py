@@ -19,8 +19,12 @@ from bayesify.training.kernel.formulas import PriorBlocks, Rates
 from bayesify.training.kernel.interface import Recipe, SampledPosterior, SampleNoise, Vectors
 
 __all__ = [
-    *("Checksums", "NativeKernel", "NativeIVON", "NativeSample"),
-    *("is_readable", "ivon_library"),
+    "Checksums",
+    "NativeIVON",
+    "NativeKernel",
+    "NativeSample",
+    "is_readable",
+    "ivon_library",
 ]
 
 
@@ -39,7 +43,11 @@ class NativeKernel:
     def __init__(self, recipe: Recipe, vectors: Vectors, key: tuple[int, int]) -> None:
         several, forms = recipe.num_samples > 1 or recipe.from_sums, recipe.prior.forms
         library = compiled_library(
-            *(recipe.prior.kind, recipe.prior.exact, recipe.optimizer, recipe.leaf, recipe.dtype),
+            recipe.prior.kind,
+            recipe.prior.exact,
+            recipe.optimizer,
+            recipe.leaf,
+            recipe.dtype,
             several=several,
             blocks=len(forms) > 1,
         )
@@ -187,7 +195,7 @@ class NativeSample:
 
     def __init__(self, prior: PriorBlocks, starts: Sequence[int], dtype: torch.dtype) -> None:
         library = compiled_library(
-            *(prior.kind, prior.exact, "none", "weights", dtype), blocks=len(prior.forms) > 1
+            prior.kind, prior.exact, "none", "weights", dtype, blocks=len(prior.forms) > 1
         )
         self._sample, self._update = library.sample, library.update
         self._sample.restype = ctypes.c_double
@@ -388,9 +396,18 @@ class _Rates(ctypes.Structure):
 
 
 _VECTORS = (
-    *("mean", "rho", "leaf", "std"),
-    *("mean_first", "mean_second", "rho_first", "rho_second", "prior_mean", "mask"),
-    *("sum_mean", "sum_log_std"),
+    "mean",
+    "rho",
+    "leaf",
+    "std",
+    "mean_first",
+    "mean_second",
+    "rho_first",
+    "rho_second",
+    "prior_mean",
+    "mask",
+    "sum_mean",
+    "sum_log_std",
 )
 
 

@@ -73,7 +73,11 @@ class TensorKernel:
         prior = recipe.prior
         self._refresh, self._accumulate, self._advance = _functions(
             _Rule(
-                *(prior.kind, prior.exact, recipe.optimizer, recipe.leaf, recipe.num_samples),
+                prior.kind,
+                prior.exact,
+                recipe.optimizer,
+                recipe.leaf,
+                recipe.num_samples,
                 recipe.from_sums,
             ),
             compiled,

@@ -75,8 +75,10 @@ def load_problem(config: Mapping[str, Any], data_dir: str | None) -> Problem:
     if config["held_out"]:
         cut = len(found.pool_targets) - config["held_out"]
         found = Problem(
-            *(found.pool_inputs[:cut], found.pool_targets[:cut]),
-            *(found.pool_inputs[cut:], found.pool_targets[cut:]),
+            found.pool_inputs[:cut],
+            found.pool_targets[:cut],
+            found.pool_inputs[cut:],
+            found.pool_targets[cut:],
         )
     mean, projection = principal_components(
         found.pool_inputs[:_FOR_COMPONENTS], config["components"], whitening=config["whitening"]
@@ -112,8 +114,10 @@ def _features(
         return torch.cat([(features(part) - mean) @ projection for part in inputs.split(2000)])
 
     return Problem(
-        *(components_of(data.train_inputs), data.train_targets),
-        *(components_of(data.test_inputs[:num_test]), data.test_targets[:num_test]),
+        components_of(data.train_inputs),
+        data.train_targets,
+        components_of(data.test_inputs[:num_test]),
+        data.test_targets[:num_test],
     )
 
 
@@ -181,7 +185,9 @@ def ask(
         StorageError: the stored state is damaged.
     """
     state = _stored(context, len(problem.pool_targets)) or {
-        **{"labels": [], "accuracy": [], "nll": []},
+        "labels": [],
+        "accuracy": [],
+        "nll": [],
         "asked": balanced(problem.pool_targets, config["start_per_class"], seed),
     }
     num_labels, start = config["num_labels"], 10 * config["start_per_class"]

@@ -38,18 +38,43 @@ _LEVELS = (90.0, 95.0)
 _WANTED_LABELS, _WANTED_SHARE = 190, 0.75
 
 _SETTINGS: dict[str, Any] = {
-    **{"limit": None, "held_out": 0, "num_test": None},
-    **{"angles": 6, "levels": 3, "grid": 4, "components": 100, "whitening": 0.0},
-    **{"hidden": [], "posterior": "mean-field", "prior_std": 2.0, "init_std": 0.5},
-    **{"temperature": 1.0, "steps": 100, "lr": 0.03, "train_samples": 1},
-    **{"start_per_class": 2, "batch": 10, "num_labels": 220},
-    **{"candidates": 1000, "targets": 200, "num_samples": 100, "test_samples": 50},
+    "limit": None,
+    "held_out": 0,
+    "num_test": None,
+    "angles": 6,
+    "levels": 3,
+    "grid": 4,
+    "components": 100,
+    "whitening": 0.0,
+    "hidden": [],
+    "posterior": "mean-field",
+    "prior_std": 2.0,
+    "init_std": 0.5,
+    "temperature": 1.0,
+    "steps": 100,
+    "lr": 0.03,
+    "train_samples": 1,
+    "start_per_class": 2,
+    "batch": 10,
+    "num_labels": 220,
+    "candidates": 1000,
+    "targets": 200,
+    "num_samples": 100,
+    "test_samples": 50,
 }
 #: Seconds on one core of a run with all labels; the features are computed once for all.
 _SECONDS = {"batch-bald": 45.0, "random": 20.0, "epig": 30.0, "bald": 20.0}
 _QUICK: dict[str, Any] = {
-    **{"limit": 600, "num_test": 500, "angles": 2, "levels": 2, "components": 20},
-    **{"steps": 30, "num_labels": 40, "candidates": 100, "targets": 20, "num_samples": 10},
+    "limit": 600,
+    "num_test": 500,
+    "angles": 2,
+    "levels": 2,
+    "components": 20,
+    "steps": 30,
+    "num_labels": 40,
+    "candidates": 100,
+    "targets": 20,
+    "num_samples": 10,
     "test_samples": 10,
 }
 #: Each is a change of the settings above, tried on held-out training images with the first seed
@@ -129,14 +154,18 @@ def _method_table(found: Mapping[str, Sequence[Result]]) -> str:
     shown = [labels for labels in (50, 100, 200) if _accuracies(found, labels)]
     levels = [f"to {level:.0f} %" for level in _LEVELS]
     head = [
-        *("", "reported, to 95 %", *levels, *(f"{each}, share of random's" for each in levels)),
+        "",
+        "reported, to 95 %",
+        *levels,
+        *(f"{each}, share of random's" for each in levels),
         *(f"accuracy with {labels} labels" for labels in shown),
         "seeds",
     ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for title, of in found.items():
         cells = [
-            *(title, str(REPORTED.get(title, ""))),
+            title,
+            str(REPORTED.get(title, "")),
             *(_spread([labels_needed(result, level) for result in of], of) for level in _LEVELS),
             *(_share(found, title, level) for level in _LEVELS),
             *(mean_and_error(_accuracies({title: of}, labels), 2) for labels in shown),
@@ -200,8 +229,10 @@ def _verdict(found: Mapping[str, Sequence[Result]]) -> str:
 
 def _trial_table(results: Sequence[Result]) -> str:
     shown = {
-        **{"components": "components", "whitening": "whitening", "prior_std": "prior's std"},
-        **{"temperature": "temperature"},
+        "components": "components",
+        "whitening": "whitening",
+        "prior_std": "prior's std",
+        "temperature": "temperature",
     }
     labels = results[0]["metrics"]["labels"]
     head = [*shown.values(), *(f"accuracy, nll with {number} random labels" for number in labels)]

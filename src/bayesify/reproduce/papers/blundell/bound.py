@@ -47,9 +47,16 @@ _SECONDS = {
     "local": {400: 3.5, 1200: 14.0},
 }
 _COMMON: dict[str, Any] = {
-    **{"width": 400, "batch_size": 256, "lr": 1.5e-3, "rho_lr_scale": 2.0, "epochs": 20},
-    **{"estimator": "local", "train_samples": 1, "init_std": 0.02},
-    **{"kl_warmup": 0.1, "kl_warmup_power": 1.0},
+    "width": 400,
+    "batch_size": 256,
+    "lr": 1.5e-3,
+    "rho_lr_scale": 2.0,
+    "epochs": 20,
+    "estimator": "local",
+    "train_samples": 1,
+    "init_std": 0.02,
+    "kl_warmup": 0.1,
+    "kl_warmup_power": 1.0,
 }
 _MIXTURE = {"kind": "scale-mixture", "pi": 0.1, "std1": 1.0, "std2": 0.01}
 
@@ -98,7 +105,9 @@ WARM_UPS = (
 )
 _WARM_UP: dict[str, Any] = {
     **_COMMON,
-    **{"estimator": "sampling", "epochs": 40, "prior": _MIXTURE},
+    "estimator": "sampling",
+    "epochs": 40,
+    "prior": _MIXTURE,
 }
 _QUICK: dict[str, Any] = {"width": 20, "epochs": 3, "batch_size": 32, "limit": 2000}
 
@@ -116,7 +125,8 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
         trials |= {
             f"warm-up-{length:g}-{power:g}": {
                 **_WARM_UP,
-                **{"kl_warmup": length, "kl_warmup_power": power},
+                "kl_warmup": length,
+                "kl_warmup_power": power,
             }
             for length, power in WARM_UPS
         }

@@ -26,9 +26,19 @@ from bayesify.training.history import History
 from bayesify.training.mc_dropout import MCDropout
 
 __all__ = [
+    "EPOCHS",
+    "FRACTIONS",
+    "METHODS",
     "PRUNED_SAMPLES",
-    *("EPOCHS", "FRACTIONS", "METHODS", "SAMPLES", "Method", "Network", "is_bayesian"),
-    *("averaged", "outputs_of", "pruned", "scores", "train_network"),
+    "SAMPLES",
+    "Method",
+    "Network",
+    "averaged",
+    "is_bayesian",
+    "outputs_of",
+    "pruned",
+    "scores",
+    "train_network",
 ]
 
 EPOCHS = 40
@@ -39,8 +49,13 @@ PRUNED_SAMPLES = 10
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
 #: Columns of the history's last row that a result keeps.
 _KEPT = (
-    *("kl", "nll", "free_energy", "free_energy_untrained", "free_energy_untrained_error"),
-    *("std_residual", "std_residual_worst"),
+    "kl",
+    "nll",
+    "free_energy",
+    "free_energy_untrained",
+    "free_energy_untrained_error",
+    "std_residual",
+    "std_residual_worst",
 )
 
 
@@ -59,7 +74,10 @@ class Method(NamedTuple):
 
 
 _ALL: dict[str, Any] = {
-    **{"epochs": EPOCHS, "schedule": "cosine", "batch_size": 256, "precision": "bfloat16"},
+    "epochs": EPOCHS,
+    "schedule": "cosine",
+    "batch_size": 256,
+    "precision": "bfloat16",
     "hidden": [400, 400],
 }
 _PLAIN = {**_ALL, "momentum": 0.9}

@@ -82,7 +82,9 @@ def _job(name: str, seed: int, quick: bool) -> Job:
     settings = {
         **METHODS[method].fixed,
         **trial_settings(method, CHOSEN[method].trial),
-        **{"hidden": [_WIDTH, _WIDTH], "epochs": epochs, **(_QUICK if quick else {})},
+        "hidden": [_WIDTH, _WIDTH],
+        "epochs": epochs,
+        **(_QUICK if quick else {}),
     }
     members = 3 if quick else members
     each = 2.0 if quick else METHODS[method].cost * _SECONDS_PER_EPOCH * epochs
@@ -159,8 +161,10 @@ def table(results: Sequence[Result]) -> str:
                 return mean_and_error(found, 2 if score == "error" else 4)
 
             cells = [
-                *(METHODS[_ENSEMBLES[name].method].title, str(epochs)),
-                *(str(len(of_kind)), str(count)),
+                METHODS[_ENSEMBLES[name].method].title,
+                str(epochs),
+                str(len(of_kind)),
+                str(count),
                 *(cell(share, "error") for share in shares),
                 *(cell(share, "nll") for share in ("0", "0.98")),
                 f"{count * metrics[0]['weights']['0.98']:,}",

@@ -35,9 +35,21 @@ from bayesify.training.deep_ensemble import DeepEnsemble
 from bayesify.training.history import History
 
 __all__ = [
-    *("DROPOUT", "DROPPED", "GAUSSIAN", "PRUNABLE", "SCALE_MIXTURE", "SGD", "TEMPERED"),
-    *("FRACTIONS", "REPORTED", "REPORTED_PRUNED", "WIDTHS"),
-    *("by_job", "images", "network_job", "pruned_errors", "run_network"),
+    "DROPOUT",
+    "DROPPED",
+    "FRACTIONS",
+    "GAUSSIAN",
+    "PRUNABLE",
+    "REPORTED",
+    "REPORTED_PRUNED",
+    "SCALE_MIXTURE",
+    "SGD",
+    "TEMPERED",
+    "WIDTHS",
+    "by_job",
+    "network_job",
+    "pruned_errors",
+    "run_network",
 ]
 
 WIDTHS = (400, 800, 1200)

@@ -36,8 +36,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("EXPERIMENT", "TRIALS", "Draw", "among", "best_trials", "between"),
-    *("measured", "random_settings", "trial_settings"),
+    "EXPERIMENT",
+    "TRIALS",
+    "Draw",
+    "among",
+    "best_trials",
+    "between",
+    "measured",
+    "random_settings",
+    "trial_settings",
 ]
 
 TRIALS = 8

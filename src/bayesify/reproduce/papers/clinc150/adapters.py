@@ -35,8 +35,15 @@ from bayesify.training.fit import fit
 from bayesify.training.schedules import cosine
 
 __all__ = [
-    *("SAMPLES", "Data", "Predict", "Prediction"),
-    *("adapter_of", "data_of", "last_layer_of", "measured", "timed"),
+    "SAMPLES",
+    "Data",
+    "Predict",
+    "Prediction",
+    "adapter_of",
+    "data_of",
+    "last_layer_of",
+    "measured",
+    "timed",
 ]
 
 #: Weight samples, or dropout masks, of a prediction.

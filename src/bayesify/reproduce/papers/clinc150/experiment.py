@@ -44,8 +44,11 @@ __all__ = ["EXPERIMENT"]
 SIZES: dict[str, int | None] = {"full": None, "few": 10}
 #: Estimated seconds on one core with all training queries.
 _SECONDS = {
-    **{"lora": 1500.0, "ensemble": 1900.0, "last-layer": 240.0},
-    **{"variational": 1200.0, "tempered": 1200.0},
+    "lora": 1500.0,
+    "ensemble": 1900.0,
+    "last-layer": 240.0,
+    "variational": 1200.0,
+    "tempered": 1200.0,
 }
 #: Held-out queries on which ``widen`` chooses the width.
 _WIDENED_BY = 2
@@ -174,8 +177,16 @@ def table(results: Sequence[Result]) -> str:
         "timings of a quiet machine; rows of a GPU have none.\n"
     ]
     heads = (
-        *("method", "seeds", "accuracy", "nll", "ECE", "AUROC, mutual information"),
-        *("AUROC, entropy", "AUROC, largest probability", "training", "prediction"),
+        "method",
+        "seeds",
+        "accuracy",
+        "nll",
+        "ECE",
+        "AUROC, mutual information",
+        "AUROC, entropy",
+        "AUROC, largest probability",
+        "training",
+        "prediction",
     )
     for size, title in _HEADS.items():
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENT", "METHODS", "Method"]
 
 _ADAPTER: dict[str, Any] = {
-    **{"rank": 8, "layers": ["query", "value"]},
-    **{"epochs": 4, "batch_size": 32},
+    "rank": 8,
+    "layers": ["query", "value"],
+    "epochs": 4,
+    "batch_size": 32,
 }
 
 
@@ -78,7 +80,9 @@ METHODS: Mapping[str, Method] = {
     "lora": Method(
         {**_ADAPTER, "method": "maximum likelihood", "dropout": 0.1},
         [
-            *({"lr": 1e-3}, {"lr": 2e-3}, {"lr": 4e-3}),
+            {"lr": 1e-3},
+            {"lr": 2e-3},
+            {"lr": 4e-3},
             {"lr": 2e-3, "epochs": 8},
             {"lr": 1e-3, "layers": _ALL},
             {"lr": 1e-3, "layers": _ALL, "epochs": 8},
@@ -106,11 +110,17 @@ METHODS: Mapping[str, Method] = {
     "tempered": Method(
         {
             **_ADAPTER,
-            **{"method": "variational", "random": ["A"], "dropout": 0.1},
-            **{"prior_std": 0.05, "init_std": 0.05, "lr": 4e-3},
+            "method": "variational",
+            "random": ["A"],
+            "dropout": 0.1,
+            "prior_std": 0.05,
+            "init_std": 0.05,
+            "lr": 4e-3,
         },
         [
-            *({"temperature": 0.3}, {"temperature": 0.1}, {"temperature": 0.03}),
+            {"temperature": 0.3},
+            {"temperature": 0.1},
+            {"temperature": 0.03},
             {"temperature": 0.03, "epochs": 8},
             {"temperature": 0.1, "lr": 2e-3, "layers": _ALL, "epochs": 8},
             {"temperature": 0.03, "lr": 2e-3, "layers": _ALL, "epochs": 8},
@@ -123,7 +133,9 @@ METHODS: Mapping[str, Method] = {
     "last-layer": Method(
         {"method": "last layer", "epochs": 40, "batch_size": 128, "init_std": 0.1, "lr": 0.02},
         [
-            *({"prior_std": 0.3}, {"prior_std": 1.0}, {"prior_std": 3.0}),
+            {"prior_std": 0.3},
+            {"prior_std": 1.0},
+            {"prior_std": 3.0},
             {"prior_std": 1.5},
             {"prior_std": 1.0, "epochs": 100},
             {"prior_std": 1.0, "init_std": 0.3, "epochs": 100},

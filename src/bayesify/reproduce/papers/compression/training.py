@@ -95,7 +95,8 @@ def _schedule(phase: Mapping[str, Any], epochs: int) -> PruningSchedule | None:
         return None
     first, last = phase["prune_between"]
     shared: dict[str, Any] = {
-        **{"fraction": phase["fraction"], "from_epoch": first * epochs},
+        "fraction": phase["fraction"],
+        "from_epoch": first * epochs,
         "until_epoch": last * epochs,
     }
     if "units" in phase:

@@ -57,15 +57,31 @@ _COLOURS = dict(zip(_METHODS, ("blue", "orange", "vermillion", "green", "grey"),
 _COMMON: dict[str, Any] = {"limit": None, "held_out": 0, "num_samples": 10, "narrow": True}
 _BENCHMARKS: dict[str, dict[str, Any]] = {
     "permuted": {
-        **{"hidden": [100, 100], "num_tasks": 10, "coreset_size": 200, "coreset_epochs": 20},
-        **{"prior_mean": None, "prior_std": 0.1, "init_std": 0.02},
-        **{"batch_size": 512, "epochs": 8, "lr": 1e-2, "rho_lr_scale": 0.3},
+        "hidden": [100, 100],
+        "num_tasks": 10,
+        "coreset_size": 200,
+        "coreset_epochs": 20,
+        "prior_mean": None,
+        "prior_std": 0.1,
+        "init_std": 0.02,
+        "batch_size": 512,
+        "epochs": 8,
+        "lr": 1e-2,
+        "rho_lr_scale": 0.3,
     },
     # A prior centred on the initial values: the first pair leaves units for the others.
     "split": {
-        **{"hidden": [256, 256], "num_tasks": 5, "coreset_size": 40, "coreset_epochs": 100},
-        **{"prior_mean": "initial", "prior_std": 0.1, "init_std": 0.01},
-        **{"batch_size": 256, "epochs": 10, "lr": 3e-3, "rho_lr_scale": 1.0},
+        "hidden": [256, 256],
+        "num_tasks": 5,
+        "coreset_size": 40,
+        "coreset_epochs": 100,
+        "prior_mean": "initial",
+        "prior_std": 0.1,
+        "init_std": 0.01,
+        "batch_size": 256,
+        "epochs": 10,
+        "lr": 3e-3,
+        "rho_lr_scale": 1.0,
     },
 }
 #: What a method changes of the settings of one benchmark.
@@ -77,8 +93,13 @@ _SECONDS = {"permuted": 14.0, "split": 12.0}
 #: How many times as long others take.
 _LONGER = {"matrix": 7.0}
 _QUICK: dict[str, Any] = {
-    **{"limit": 600, "num_tasks": 2, "hidden": [20, 20], "epochs": 2, "batch_size": 100},
-    **{"coreset_size": 20, "coreset_epochs": 5},
+    "limit": 600,
+    "num_tasks": 2,
+    "hidden": [20, 20],
+    "epochs": 2,
+    "batch_size": 100,
+    "coreset_size": 20,
+    "coreset_epochs": 5,
 }
 #: Each is a change of the settings above, tried on held-out training images with the first seed.
 _TRIALS: dict[str, list[dict[str, Any]]] = {
@@ -233,9 +254,11 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
         curves = [average_accuracies(result) for result in of]
         last = [result["metrics"]["accuracies"][-1][0] for result in of]
         cells = [
-            *(title, f"{reported[title]:.1f}" if title in reported else ""),
+            title,
+            f"{reported[title]:.1f}" if title in reported else "",
             *(mean_and_error([curve[task - 1] for curve in curves], 2) for task in after),
-            *(mean_and_error(last, 2), str(len(of))),
+            mean_and_error(last, 2),
+            str(len(of)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     empty = " |" * (len(after) + 2)

@@ -90,8 +90,11 @@ _HELD_OUT = 10_000
 #: Estimated seconds of a point on one core.
 _SECONDS = 55.0
 _QUICK: dict[str, Any] = {
-    **{"hidden": [100, 100], "epochs": 4, "batch_size": 32},
-    **{"limit": 2000, "test_samples": 5},
+    "hidden": [100, 100],
+    "epochs": 4,
+    "batch_size": 32,
+    "limit": 2000,
+    "test_samples": 5,
 }
 _QUICK_PLACES = list(product(_PIS, _SIGMAS1, (math.exp(-8.0),)))
 _QUICK_HELD_OUT = 500
@@ -108,7 +111,9 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
                 "held_out": _QUICK_HELD_OUT if quick else _HELD_OUT,
                 "settings": {
                     **SETTINGS,
-                    **{"pi": pi, "std1": sigma1, "std2": sigma2},
+                    "pi": pi,
+                    "std1": sigma1,
+                    "std2": sigma2,
                     **(_QUICK if quick else {}),
                 },
             }

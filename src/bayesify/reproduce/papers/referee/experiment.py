@@ -70,7 +70,9 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
                 if name != REFEREE:
                     own = {**PROTOCOL, **SETTINGS.get(name, {}), **(_QUICK if quick else {})}
                 config = {
-                    **{"problem": problem, "contestant": name, "prior_gain": PRIOR_GAIN},
+                    "problem": problem,
+                    "contestant": name,
+                    "prior_gain": PRIOR_GAIN,
                     **settings,
                     **own,
                 }
@@ -223,12 +225,16 @@ def by_contestant(
 
 #: Columns of the tables: the metric, its title and digits.
 _NUMBERS = (
-    *(("nll", "test nll (nats)", 3), ("rmse", "test RMSE", 3)),
-    *(("width_90", "width of 90 % intervals", 2), ("wasserstein", "Wasserstein-1 to HMC", 3)),
+    ("nll", "test nll (nats)", 3),
+    ("rmse", "test RMSE", 3),
+    ("width_90", "width of 90 % intervals", 2),
+    ("wasserstein", "Wasserstein-1 to HMC", 3),
 )
 _CLASSES = (
-    *(("nll", "test nll (nats)", 3), ("error", "test error (%)", 1)),
-    *(("agreement", "agreement with HMC (%)", 1), ("total_variation", "total variation to HMC", 3)),
+    ("nll", "test nll (nats)", 3),
+    ("error", "test error (%)", 1),
+    ("agreement", "agreement with HMC (%)", 1),
+    ("total_variation", "total variation to HMC", 3),
 )
 
 

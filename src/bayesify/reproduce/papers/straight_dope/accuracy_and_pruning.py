@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    *("TrainAccuracy", "accuracy_figure", "accuracy_table", "measured", "pruning_figure"),
-    *("pruning_table", "series", "weight_figure"),
+    "TrainAccuracy",
+    "accuracy_figure",
+    "accuracy_table",
+    "measured",
+    "pruning_figure",
+    "pruning_table",
+    "series",
+    "weight_figure",
 ]
 
 #: File next to the checkpoint.

@@ -85,8 +85,10 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 
     # An ordinary network, with the document's distribution of initial values.
     net = nn.Sequential(
-        *(nn.Linear(784, config["hidden"]), nn.ReLU()),
-        *(nn.Linear(config["hidden"], config["hidden"]), nn.ReLU()),
+        nn.Linear(784, config["hidden"]),
+        nn.ReLU(),
+        nn.Linear(config["hidden"], config["hidden"]),
+        nn.ReLU(),
         nn.Linear(config["hidden"], 10),
     )
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
@@ -115,7 +117,10 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         callback=train_accuracy,
     )
     return measured(
-        *(bnn, data, history, train_accuracy.percent),
+        bnn,
+        data,
+        history,
+        train_accuracy.percent,
         fractions=config["fractions"],
         test_samples=config["test_samples"],
     )

@@ -63,8 +63,14 @@ REPORTED: dict[str, Any] = {
     "test": [94.55, 95.93, 96.41, 96.84, 97.23, 97.33, 97.56, 97.49, 97.65, 97.75],
     "train": [94.5617, 96.2783, 96.9783, 97.53, 97.8633, 98.0483, 98.23, 98.4, 98.5883, 98.78],
     "pruned": {
-        **{0.0: 97.75, 0.1: 97.77, 0.25: 97.79, 0.5: 97.56, 0.75: 96.02, 0.95: 72.59},
-        **{0.99: 37.53, 1.0: 9.8},
+        0.0: 97.75,
+        0.1: 97.77,
+        0.25: 97.79,
+        0.5: 97.56,
+        0.75: 96.02,
+        0.95: 72.59,
+        0.99: 37.53,
+        1.0: 9.8,
     },
     "loss": 2582.93,
 }
@@ -154,7 +160,10 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     )
     fractions = job.config["fractions"]
     metrics = measured(
-        *(bnn, data, history, train_accuracy.percent),
+        bnn,
+        data,
+        history,
+        train_accuracy.percent,
         fractions=fractions,
         test_samples=config.test_samples,
     )

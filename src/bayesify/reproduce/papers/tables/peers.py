@@ -16,9 +16,19 @@ from bayesify.prediction import CategoricalPredictive, GaussianPredictive
 from bayesify.reproduce.papers.tables.sets import Array
 
 __all__ = [
-    *("LEVEL", "BoostedQuantiles", "CatBoostNumbers", "ConformalNumbers", "ConstantNoise"),
-    *("ForestNumbers", "GaussianNumbers", "NaturalGradientClasses", "NaturalGradientNumbers"),
-    *("Probabilities", "ProcessClasses", "ProcessNumbers", "standardised"),
+    "LEVEL",
+    "BoostedQuantiles",
+    "CatBoostNumbers",
+    "ConformalNumbers",
+    "ConstantNoise",
+    "ForestNumbers",
+    "GaussianNumbers",
+    "NaturalGradientClasses",
+    "NaturalGradientNumbers",
+    "Probabilities",
+    "ProcessClasses",
+    "ProcessNumbers",
+    "standardised",
 ]
 
 #: The level of all intervals of the comparison.

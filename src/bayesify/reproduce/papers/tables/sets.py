@@ -18,9 +18,17 @@ from bayesify.datasets import load_mushroom, load_regression
 from bayesify.reproduce.harness.experiment import Context
 
 __all__ = [
+    "MOST_ROWS",
+    "SETS",
+    "SPLITS",
     "Array",
-    *("MOST_ROWS", "SETS", "SPLITS", "Group", "Kind", "Part", "Parts", "TableSet"),
-    *("find_set", "parts"),
+    "Group",
+    "Kind",
+    "Part",
+    "Parts",
+    "TableSet",
+    "find_set",
+    "parts",
 ]
 
 Array = npt.NDArray[Any]
