@@ -15,6 +15,7 @@ from bayesify.estimators import Estimator, Flipout
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 from bayesify.module.pretrained import PriorMean, RelativeStd
+from bayesify.prediction.predictive import P_co
 
 __all__ = ["Factor", "active_adapter", "bayesian_adapter", "names_of"]
 
@@ -32,14 +33,14 @@ def bayesian_adapter(
     net: PeftModel,
     random: Sequence[Factor] = ("A",),
     *,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood[P_co] | None = None,
     prior: Prior | None = None,
     init_std: float | Tensor | RelativeStd | None = None,
     prior_mean: PriorMean = None,
     estimator: Estimator | None = None,
     output: Output | None = "logits",
     seed: int = 0,
-) -> BayesianModule:
+) -> BayesianModule[P_co]:
     """Make a LoRA network Bayesian: a layer is W + s B A with random A and the W that it had.
 
     Train it by the ELBO, with N the number of training examples, like any other network. B and a

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
@@ -21,6 +20,7 @@ from bayesify.estimators.network_state import copy_network
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
 from bayesify.noise.whole_numbers import whole_number
+from bayesify.prediction.predictive import P_co
 from bayesify.training.minibatches import pair_of
 
 __all__ = ["widen"]
@@ -29,16 +29,16 @@ _FIRST, _LARGEST = 1e-3, 1e3
 
 
 def widen(
-    net: PeftModel,
+    net: nn.Module,
     loader: Iterable[Any],
     tolerance: float = 0.01,
     *,
     num_samples: int = 10,
     precision: float = 0.05,
-    likelihood: Likelihood | None = None,
+    likelihood: Likelihood[P_co] | None = None,
     output: Output | None = "logits",
     seed: int = 0,
-) -> BayesianModule:
+) -> BayesianModule[P_co]:
     """Return the widest isotropic posterior around a trained LoRA adapter that predicts as well.
 
     Training-free Bayesianization (Shi et al. 2024, *Training-Free Bayesianization for Low-Rank
@@ -50,8 +50,8 @@ def widen(
     predictions of the whole loader. It fits no bound, so that the KL says nothing.
 
     Args:
-        net: a network with one trained LoRA adapter; it is not changed. Its W is shared, so that
-            merging its adapter later changes the returned network too.
+        net: a ``PeftModel`` with one trained LoRA adapter; it is not changed. Its W is shared, so
+            that merging its adapter later changes the returned network too.
         loader: minibatches as ``bayesify.fit`` takes them: some hundred held-out examples.
         tolerance: the nll that may be lost, in nats per example.
         num_samples: weight samples that a prediction averages.

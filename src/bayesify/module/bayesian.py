@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +38,16 @@ from bayesify.module.sampling import SampledOutputs, run_in_batches
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.whole_numbers import whole_number
-from bayesify.prediction import Predictive, SizedIterable
+from bayesify.prediction import SizedIterable
 from bayesify.prediction.checks import check_tensors
-from bayesify.prediction.predictive import blocks_of
+from bayesify.prediction.predictive import P_co, blocks_of
 
 __all__ = ["BayesianModule"]
 
 R = TypeVar("R")
 
 
-class BayesianModule(RandomNetwork):
+class BayesianModule(RandomNetwork, Generic[P_co]):
     """A network whose parameters are random variables with a learned posterior.
 
     The network is copied; training does not change the caller's object. Frozen parameters share its
@@ -102,7 +102,7 @@ class BayesianModule(RandomNetwork):
         self,
         net: nn.Module,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood[P_co] | None = None,
         prior: Prior | None = None,
         posterior: type[Posterior] | PosteriorFamily = MeanFieldGaussian,
         init_std: float | Tensor | RelativeStd | None = None,
@@ -130,8 +130,9 @@ class BayesianModule(RandomNetwork):
             )
         initial = self.posterior.mean.detach()
         self.register_buffer("prior_mean", prior_mean_of(prior_mean, initial, self.layout))
-        self.likelihood: Likelihood = (
-            CategoricalLikelihood() if likelihood is None else copy.deepcopy(likelihood)
+        default: Any = CategoricalLikelihood()
+        self.likelihood: Likelihood[P_co] = (
+            default if likelihood is None else copy.deepcopy(likelihood)
         )
         self.prior = Gaussian(std=0.3) if prior is None else prior
         self._pass_memory: PassMemoryCache = {}
@@ -176,7 +177,7 @@ class BayesianModule(RandomNetwork):
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
         seed: int | None = None,
-    ) -> Predictive:
+    ) -> P_co:
         """Predict with S weight samples from the posterior.
 
         Dropout and batch normalisation are in evaluation mode. Repeated calls give the same
@@ -217,7 +218,7 @@ class BayesianModule(RandomNetwork):
                 computed from other weights.
         """
         reduction = partial(predictive_of, self.likelihood, keep_samples=keep_samples)
-        predicted: Predictive = self._reduced(
+        predicted: P_co = self._reduced(
             inputs, num_samples, reduction, batch_size, max_memory, seed
         )
         return predicted
@@ -321,7 +322,7 @@ class BayesianModule(RandomNetwork):
         *,
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
-    ) -> Predictive:
+    ) -> P_co:
         """Predict with the mean weights, in one pass of a single network.
 
         For few examples the overhead of this method adds to the time of the pass; see

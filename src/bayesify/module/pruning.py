@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import check_bayesian
+from bayesify.prediction.predictive import P_co
 
 __all__ = [
     "check_pruning",
@@ -69,8 +70,8 @@ def snr_decibels(bnn: BayesianModule) -> Tensor:
 
 
 def prune(
-    bnn: BayesianModule, fraction: float, criterion: Literal["snr", "magnitude"] = "snr"
-) -> BayesianModule:
+    bnn: BayesianModule[P_co], fraction: float, criterion: Literal["snr", "magnitude"] = "snr"
+) -> BayesianModule[P_co]:
     """Remove a fraction of all random weights: the lowest by signal-to-noise ratio, or magnitude.
 
     Weights of all layers are compared with each other, including biases. A pruned weight is exactly

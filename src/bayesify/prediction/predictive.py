@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bayesify.prediction.jackknife import jackknife
 __all__ = [
     "KEEP_SAMPLES_HINT",
     "Abstention",
+    "P_co",
     "Predictive",
     "SizedIterable",
     "Uncertainty",
@@ -291,6 +292,18 @@ class Predictive(ABC):
             raise ValueError(f"by must be one of {', '.join(get_args(Uncertainty))}, got {by!r}")
         found: Tensor = getattr(self, by)
         return found
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    #: The kind of predictive distribution that a likelihood makes, so that type checkers know what
+    #: ``predict`` returns; the base class where they cannot see the likelihood.
+    P_co = TypeVar("P_co", bound=Predictive, covariant=True, default=Predictive)
+else:  # a default needs Python 3.13
+    from typing import TypeVar
+
+    P_co = TypeVar("P_co", bound=Predictive, covariant=True)
 
 
 #: The remedy for missing samples, for error messages.

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.likelihoods import CategoricalLikelihood, OrdinalLikelihood
+from bayesify.prediction import CategoricalPredictive
 from bayesify.prediction.conformal import ConformalSets, smallest_sets
 from bayesify.tabular.conformal import Method
-from bayesify.tabular.estimator import BayesianMLP
+from bayesify.tabular.estimator import BayesianMLP, Rows
 from bayesify.tabular.weights import Array, DistinctRows, checked_weights, class_factors
 
 __all__ = ["BayesianMLPClassifier"]
 
 
-class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
+class BayesianMLPClassifier(ClassifierMixin, BayesianMLP[CategoricalPredictive]):  # type: ignore[misc]
     """Bayesian multilayer perceptron for classes of any labels.
 
     Its probabilities are averages over the posterior, trained by variational inference. Columns
@@ -286,6 +287,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         shares = np.empty(len(self.classes_))
         shares[self._places] = self.class_prior_
         return torch.from_numpy(shares)
+
+    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> CategoricalPredictive:
+        p = self._widened(rows, keep_samples=keep_samples)
+        assert isinstance(p, CategoricalPredictive)
+        return p
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the most probable label of each row, shape (N,)."""

@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -228,7 +229,7 @@ def partial_dependence(
     predict: Callable[[Any], Predictive],
     inputs: Any,
     columns: Sequence[Hashable],
-    grid: Sequence[Any] | Tensor,
+    grid: Sequence[Any] | npt.NDArray[Any] | Tensor,
 ) -> PartialDependence:
     """Return the mean prediction of rows in which a column is set to one value after another.
 

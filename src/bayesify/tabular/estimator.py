@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from bayesify.distributions.families import PosteriorName
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import Predictive
+from bayesify.prediction.predictive import P_co
 from bayesify.tabular.advice import check_repeats, check_sum
 from bayesify.tabular.cells import Floats
 from bayesify.tabular.columns import Column, RangedColumn
@@ -50,7 +51,7 @@ __all__ = ["BayesianMLP", "Rows"]
 _MOST_NUMBERS = 4_000_000
 
 
-class BayesianMLP(Calibrated, StorableEstimator):
+class BayesianMLP(Calibrated, StorableEstimator, Generic[P_co]):
     """Bayesian multilayer perceptron for a table; the subclasses define its targets."""
 
     bnn_: BayesianModule
@@ -259,7 +260,7 @@ class BayesianMLP(Calibrated, StorableEstimator):
                     "fit"
                 )
 
-    def predictive(self, X: Any, *, keep_samples: bool = False) -> Predictive:  # noqa: N803
+    def predictive(self, X: Any, *, keep_samples: bool = False) -> P_co:  # noqa: N803
         """Return the predictive distribution of each row, with its uncertainty split.
 
         Args:
@@ -381,13 +382,18 @@ class BayesianMLP(Calibrated, StorableEstimator):
     def _marginal(self) -> Tensor:
         """What training's targets alone tell, in the form of the likelihood, for ``widened``."""
 
-    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> Predictive:
+    @abstractmethod
+    def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> P_co:
+        """Return the predictive distribution of rows, in the units of y."""
+
+    def _widened(self, rows: Rows, *, keep_samples: bool) -> Predictive:
+        """Return that of the network, wider outside the training data."""
         plain = self.bnn_.predict(
             rows.inputs, num_samples=self.num_samples, keep_samples=keep_samples
         )
         return widened(plain, rows.distances, self._marginal)
 
-    def _batches(self, X: Any) -> Iterator[Predictive]:  # noqa: N803
+    def _batches(self, X: Any) -> Iterator[P_co]:  # noqa: N803
         """Yield the predictive distribution of a batch of rows at a time, to bound the memory."""
         rows = self._rows(X)
         outputs = math.prod(self.bnn_.mean_outputs(rows.inputs[:1]).shape[1:])

@@ -44,7 +44,7 @@ from bayesify.tabular.weights import Array, DistinctRows, checked_weights
 __all__ = ["BayesianMLPRegressor"]
 
 
-class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
+class BayesianMLPRegressor(RegressorMixin, BayesianMLP[NumericPredictive]):  # type: ignore[misc]
     """Bayesian multilayer perceptron for one number or several.
 
     It predicts with a standard deviation and intervals, from the posterior over its weights and
@@ -434,7 +434,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return self._count_spread if self.likelihood in COUNTS else torch.ones(())
 
     def _predictive(self, rows: Rows, *, keep_samples: bool = False) -> NumericPredictive:
-        p = super()._predictive(rows, keep_samples=keep_samples)
+        p = self._widened(rows, keep_samples=keep_samples)
         assert isinstance(p, NumericPredictive)
         if isinstance(p, LocationScalePredictive):
             p = p.rescaled(self.target_scaling_.shift, self.target_scaling_.scale)

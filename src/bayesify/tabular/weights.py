@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
-from bayesify.prediction import Predictive, SizedIterable
+from bayesify.prediction import SizedIterable
+from bayesify.prediction.predictive import P_co
 from bayesify.tabular.likelihoods import has_classes
 from bayesify.training.history import EpochRow, History
 
@@ -28,7 +29,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
-class WeightedLikelihood(Likelihood):
+class WeightedLikelihood(Likelihood[P_co], Generic[P_co]):
     """Likelihood in which row i counts ``c_i`` times: p(y_i | x_i, w)^c_i.
 
     Its targets hold the weights in a last column, see :meth:`packed`, so that loaders and training
@@ -46,7 +47,7 @@ class WeightedLikelihood(Likelihood):
         tensor([[-1.3863, -0.6931]])
     """
 
-    def __init__(self, likelihood: Likelihood) -> None:
+    def __init__(self, likelihood: Likelihood[P_co]) -> None:
         super().__init__()
         self.likelihood = likelihood
         self.error_name = likelihood.error_name
@@ -90,7 +91,7 @@ class WeightedLikelihood(Likelihood):
         expected = self.likelihood.expected_log_prob(mean, variance, plain)
         return expected * weights.to(mean.dtype)
 
-    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> P_co:
         """Return that of the inner likelihood."""
         return predictive_of(self.likelihood, outputs, keep_samples=keep_samples)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self
 
 from torch import Tensor, nn
 
@@ -18,14 +18,14 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
-from bayesify.prediction import Predictive
+from bayesify.prediction.predictive import P_co
 
 __all__ = ["DeepEnsemble"]
 
 _KIND = "ensemble"
 
 
-class DeepEnsemble:
+class DeepEnsemble(Generic[P_co]):
     """Networks trained separately from different initial values (Lakshminarayanan et al. 2017).
 
     The prediction is the mixture of their predictions in equal shares. If all members have point
@@ -53,7 +53,7 @@ class DeepEnsemble:
         (torch.Size([4, 2]), torch.Size([5, 4, 2]))
     """
 
-    def __init__(self, members: Sequence[BayesianModule]) -> None:
+    def __init__(self, members: Sequence[BayesianModule[P_co]]) -> None:
         if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
             raise TypeError(
                 f"members must be a list of networks, got one {type(members).__name__}; pass "
@@ -83,7 +83,7 @@ class DeepEnsemble:
         batch_size: int | Literal["all"] | None = None,
         max_memory: int | str | None = None,
         seed: int | None = None,
-    ) -> Predictive:
+    ) -> P_co:
         """Predict with the mixture of the members' predictions.
 
         Args:
@@ -125,7 +125,7 @@ class DeepEnsemble:
             )
             for member, member_seed in zip(self.members, seeds, strict=True)
         ]
-        joined: Predictive = type(parts[0]).joined(parts)
+        joined: P_co = type(parts[0]).joined(parts)
         return joined
 
     def save(self, path: str | os.PathLike[str], *, frozen: bool | Sequence[str] = True) -> None:
@@ -200,12 +200,11 @@ class DeepEnsemble:
         for name, tensor in tensors.items():
             number, _, own = name.partition(".")
             by_member[int(number)][own] = tensor
-        return cls(
-            [
-                restore_model(each, own, described, source=str(path), **components)
-                for each, own, described in zip(nets, by_member, meta["members"], strict=True)
-            ]
-        )
+        members: list[Any] = [
+            restore_model(each, own, described, source=str(path), **components)
+            for each, own, described in zip(nets, by_member, meta["members"], strict=True)
+        ]
+        return cls(members)
 
 
 def _kind(likelihood: Likelihood) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
-from bayesify.prediction import Predictive
+from bayesify.prediction.predictive import P_co
 
 __all__ = ["MCDropout"]
 
@@ -44,7 +44,7 @@ _BATCH_SIZE = 1024
 _TURNS = Turns()
 
 
-class MCDropout:
+class MCDropout(Generic[P_co]):
     """Monte Carlo dropout: prediction with dropout turned on (Gal and Ghahramani 2016).
 
     Each of S passes is one weight sample, so that the result is a :class:`Predictive` like that of
@@ -77,7 +77,7 @@ class MCDropout:
     def __init__(
         self,
         net: nn.Module,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood[P_co] | None = None,
         *,
         output: Output | None = None,
         seed: int = 0,
@@ -122,7 +122,7 @@ class MCDropout:
         keep_samples: bool = False,
         batch_size: int | Literal["all"] | None = None,
         seed: int | None = None,
-    ) -> Predictive:
+    ) -> P_co:
         """Predict with S passes with dropout.
 
         Modes and generator states are restored; repeated calls give the same result.

@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
-from bayesify.prediction import BernoulliPredictive, Predictive, SizedIterable
+from bayesify.prediction import BernoulliPredictive, SizedIterable
 from bayesify.prediction.bernoulli import check_labels
 from bayesify.prediction.predictive import sum_components
 
 __all__ = ["BernoulliLikelihood"]
 
 
-class BernoulliLikelihood(Likelihood):
+class BernoulliLikelihood(Likelihood[BernoulliPredictive]):
     """Binary labels, from logits of shape (S, N) or (S, N, K).
 
     Targets have the shape of one sample's logits and hold 0 and 1 as booleans, integers or
@@ -35,7 +35,7 @@ class BernoulliLikelihood(Likelihood):
         sign = 2.0 * targets.to(outputs.dtype) - 1.0
         return sum_components(F.logsigmoid(sign * outputs))
 
-    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> BernoulliPredictive:
         """Return the probability of 1 averaged over the weight samples."""
         return BernoulliPredictive.from_logits(outputs, keep_samples=keep_samples)
 

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.noise.whole_numbers import whole_number
-from bayesify.prediction import CategoricalPredictive, Predictive, SizedIterable
+from bayesify.prediction import CategoricalPredictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
 
 __all__ = ["CategoricalLikelihood"]
 
 
-class CategoricalLikelihood(Likelihood):
+class CategoricalLikelihood(Likelihood[CategoricalPredictive]):
     """One of K classes, from logits of shape (S, N, K); targets are class indices, shape (N,).
 
     An example may have a class in each of several positions, such as the tokens of a text: logits
@@ -80,7 +80,7 @@ class CategoricalLikelihood(Likelihood):
         excess = (mean.log_softmax(-1) + 0.5 * variance).logsumexp(-1)
         return log_probs - sum_components(excess if counted is None else excess.where(counted, 0.0))
 
-    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> CategoricalPredictive:
         """Return the class probabilities averaged over the weight samples."""
         return CategoricalPredictive.from_logits(outputs, keep_samples=keep_samples)
 

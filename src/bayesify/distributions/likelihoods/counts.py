@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.prediction import (
     NegativeBinomialPredictive,
     PoissonPredictive,
-    Predictive,
     SizedIterable,
     stack_samples,
 )
@@ -27,7 +27,7 @@ from bayesify.prediction.counts import (
     negative_binomial_log_prob,
     poisson_log_prob,
 )
-from bayesify.prediction.predictive import sum_components
+from bayesify.prediction.predictive import P_co, sum_components
 
 __all__ = ["NegativeBinomialLikelihood", "PoissonLikelihood"]
 
@@ -37,7 +37,7 @@ _LARGEST_OUTPUT = 30.0
 _LEAST_DISPERSION = 1e-6
 
 
-class CountLikelihood(Likelihood):
+class CountLikelihood(Likelihood[P_co], Generic[P_co]):
     """Counts y = 0, 1, 2, ... whose mean is exp(output), independently over the components."""
 
     error_name = "mean squared error"
@@ -52,7 +52,7 @@ class CountLikelihood(Likelihood):
         outputs: SizedIterable,
         *,
         keep_samples: bool,  # noqa: ARG002
-    ) -> Predictive:
+    ) -> P_co:
         """Return the mixture of the distributions under all weight samples, which it keeps."""
         return self._mixture(_log_rates(stack_samples(outputs)))
 
@@ -66,7 +66,7 @@ class CountLikelihood(Likelihood):
         """Compute the log probability of each component."""
 
     @abstractmethod
-    def _mixture(self, log_rates: Tensor) -> Predictive:
+    def _mixture(self, log_rates: Tensor) -> P_co:
         """Return the predictive distribution, from logarithms of means (S, N, ...)."""
 
     @staticmethod
@@ -81,7 +81,7 @@ class CountLikelihood(Likelihood):
         check_counts(targets)
 
 
-class PoissonLikelihood(CountLikelihood):
+class PoissonLikelihood(CountLikelihood[PoissonPredictive]):
     """Counts with a Poisson distribution, whose logarithmic mean is the network's output.
 
     With the output f, log p(y) = y f - exp(f) - log y!, in nats, independently over the components
@@ -108,11 +108,11 @@ class PoissonLikelihood(CountLikelihood):
     def _log_probs(self, log_rates: Tensor, targets: Tensor) -> Tensor:
         return poisson_log_prob(log_rates, targets)
 
-    def _mixture(self, log_rates: Tensor) -> Predictive:
+    def _mixture(self, log_rates: Tensor) -> PoissonPredictive:
         return PoissonPredictive(log_rates)
 
 
-class NegativeBinomialLikelihood(CountLikelihood):
+class NegativeBinomialLikelihood(CountLikelihood[NegativeBinomialPredictive]):
     """Counts that vary more than a Poisson distribution: variance = mean + alpha mean^2.
 
     The network's output is the logarithm of the mean m, as for :class:`PoissonLikelihood`, of which
@@ -166,7 +166,7 @@ class NegativeBinomialLikelihood(CountLikelihood):
     def _log_probs(self, log_rates: Tensor, targets: Tensor) -> Tensor:
         return negative_binomial_log_prob(log_rates, targets, self.dispersion)
 
-    def _mixture(self, log_rates: Tensor) -> Predictive:
+    def _mixture(self, log_rates: Tensor) -> NegativeBinomialPredictive:
         return NegativeBinomialPredictive(log_rates, self.dispersion.detach())
 
 

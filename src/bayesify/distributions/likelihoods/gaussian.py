@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
-from bayesify.prediction import GaussianPredictive, Predictive
+from bayesify.prediction import GaussianPredictive
 from bayesify.prediction.predictive import sum_components
 
 __all__ = ["GaussianLikelihood"]
@@ -15,7 +15,7 @@ __all__ = ["GaussianLikelihood"]
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class GaussianLikelihood(LocationScaleLikelihood):
+class GaussianLikelihood(LocationScaleLikelihood[GaussianPredictive]):
     """y = mean + std * noise, independently over the components of the target.
 
     The noise std is one fixed number, one learned number, or predicted by the network for each
@@ -104,5 +104,5 @@ class GaussianLikelihood(LocationScaleLikelihood):
     def _log_density(self, standardised: Tensor, log_scale: Tensor) -> Tensor:
         return -0.5 * standardised.square() - log_scale - _HALF_LOG_2PI
 
-    def _mixture(self, locations: Tensor, scale: Tensor) -> Predictive:
+    def _mixture(self, locations: Tensor, scale: Tensor) -> GaussianPredictive:
         return GaussianPredictive(locations, scale)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Generic
 
 from torch import Tensor
 
 from bayesify.distributions.precision import WideModule, at_least_float32
-from bayesify.prediction import Predictive, SizedIterable
-from bayesify.prediction.predictive import blocks_of
+from bayesify.prediction import SizedIterable
+from bayesify.prediction.predictive import P_co, blocks_of
 
 __all__ = [
     "Likelihood",
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 
-class Likelihood(WideModule, ABC):
+class Likelihood(WideModule, ABC, Generic[P_co]):
     """The distribution of a target given the network's output.
 
     Its own parameters, such as a learned noise, are point estimates that are trained with the
@@ -77,7 +78,7 @@ class Likelihood(WideModule, ABC):
         )
 
     @abstractmethod
-    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> P_co:
         """Return the mixture over weight samples, from one output of shape (N, ...) at a time.
 
         Args:
@@ -133,8 +134,8 @@ def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
 
 
 def predictive_of(
-    likelihood: Likelihood, outputs: SizedIterable, *, keep_samples: bool
-) -> Predictive:
+    likelihood: Likelihood[P_co], outputs: SizedIterable, *, keep_samples: bool
+) -> P_co:
     """Return the mixture over weight samples, predicted from outputs in float32 at least.
 
     In half precision variances overflow or vanish, and the probabilities of many classes do not sum

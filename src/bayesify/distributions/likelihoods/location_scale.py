@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Generic
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from bayesify.distributions.likelihoods.likelihood import (
 from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
-from bayesify.prediction import Predictive, SizedIterable, stack_samples
-from bayesify.prediction.predictive import sum_components
+from bayesify.prediction import SizedIterable, stack_samples
+from bayesify.prediction.predictive import P_co, sum_components
 
 __all__ = ["LocationScaleLikelihood", "check_real"]
 
@@ -24,7 +25,7 @@ __all__ = ["LocationScaleLikelihood", "check_real"]
 _LEAST_SCALE = 1e-6
 
 
-class LocationScaleLikelihood(Likelihood):
+class LocationScaleLikelihood(Likelihood[P_co], Generic[P_co]):
     """y = location + scale * noise, independently over the components of the target.
 
     The scale is one fixed number, one learned number, or predicted by the network. A subclass adds
@@ -100,7 +101,7 @@ class LocationScaleLikelihood(Likelihood):
         outputs: SizedIterable,
         *,
         keep_samples: bool,  # noqa: ARG002
-    ) -> Predictive:
+    ) -> P_co:
         """Return the mixture of the distributions under all weight samples.
 
         It always keeps the samples, S x N numbers or twice as many with input-dependent noise,
@@ -159,7 +160,7 @@ class LocationScaleLikelihood(Likelihood):
         """Compute the log density of the target from (target - location) / scale, elementwise."""
 
     @abstractmethod
-    def _mixture(self, locations: Tensor, scale: Tensor) -> Predictive:
+    def _mixture(self, locations: Tensor, scale: Tensor) -> P_co:
         """Return the predictive distribution, from the locations (S, N, ...) and the scale."""
 
     def _log_probs(self, locations: Tensor, scale: Tensor, targets: Tensor) -> Tensor:

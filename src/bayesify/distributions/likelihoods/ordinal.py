@@ -12,12 +12,12 @@ from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.whole_numbers import whole_number
-from bayesify.prediction import OrdinalPredictive, Predictive, SizedIterable
+from bayesify.prediction import OrdinalPredictive, SizedIterable
 
 __all__ = ["OrdinalLikelihood"]
 
 
-class OrdinalLikelihood(Likelihood):
+class OrdinalLikelihood(Likelihood[OrdinalPredictive]):
     """One of K ordered classes, such as grades: the cumulative logit (proportional odds) model.
 
     The network has one output f for each example, shape (N, 1); targets are class indices from 0 to
@@ -70,7 +70,7 @@ class OrdinalLikelihood(Likelihood):
         index = targets.expand(outputs.shape[:2]).unsqueeze(-1)
         return self.class_log_probs(outputs).gather(-1, index).squeeze(-1)
 
-    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> Predictive:
+    def predictive(self, outputs: SizedIterable, *, keep_samples: bool) -> OrdinalPredictive:
         """Return the class probabilities averaged over the weight samples."""
         with torch.no_grad():
             log_probs = _Mapped(outputs, self)

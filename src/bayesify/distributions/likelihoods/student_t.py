@@ -11,7 +11,7 @@ from bayesify.distributions.likelihoods.location_scale import LocationScaleLikel
 from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
-from bayesify.prediction import Predictive, StudentTPredictive
+from bayesify.prediction import StudentTPredictive
 from bayesify.prediction.student_t import student_t_log_density
 
 __all__ = ["StudentTLikelihood"]
@@ -22,7 +22,7 @@ _LEAST_DF = 2.01
 _FIRST_DF = 5.0
 
 
-class StudentTLikelihood(LocationScaleLikelihood):
+class StudentTLikelihood(LocationScaleLikelihood[StudentTPredictive]):
     """y = location + scale * noise, with noise of Student's t distribution.
 
     Its tails are heavier than a Gaussian's, so that outliers among the targets move the network
@@ -111,5 +111,5 @@ class StudentTLikelihood(LocationScaleLikelihood):
     def _log_density(self, standardised: Tensor, log_scale: Tensor) -> Tensor:
         return student_t_log_density(standardised, self.df.to(standardised)) - log_scale
 
-    def _mixture(self, locations: Tensor, scale: Tensor) -> Predictive:
+    def _mixture(self, locations: Tensor, scale: Tensor) -> StudentTPredictive:
         return StudentTPredictive(locations, scale, self.df.detach())
