@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import bayesify as bf
 from bayesify.datasets import load_images
-from bayesify.metrics import error_percent, nll
+from bayesify.metrics import error_percent
 
 
 def main() -> None:
@@ -57,9 +57,10 @@ def main() -> None:
     distributed.all_reduce(equal, distributed.ReduceOp.MIN)
     if rank == 0:
         p = elbo.bnn.eval().predict(data.test_inputs, num_samples=30)
-        error, loss = error_percent(p.mean, data.test_targets), nll(p.log_mean, data.test_targets)
+        error = error_percent(p.mean, data.test_targets)
+        nll = -p.log_prob(data.test_targets).mean()
         processes = f"{world} process{'es' if world > 1 else ''}"
-        print(f"{processes}: test error {error:.2f} %, nll {float(loss):.4f} nats")
+        print(f"{processes}: test error {error:.2f} %, nll {float(nll):.4f} nats")
         print(f"equal posteriors: {bool(equal)}")
     distributed.destroy_process_group()
 
