@@ -20,6 +20,7 @@ __all__ = [
     "Delta",
     "GaussianPosterior",
     "MeanFieldGaussian",
+    "Moments",
     "Posterior",
     "WeightDraw",
 ]
@@ -34,6 +35,17 @@ class WeightDraw(NamedTuple):
 
     weights: Tensor
     noise: Tensor
+
+
+class Moments(NamedTuple):
+    """Mean and spread of each parameter by its first name, both zero for pruned weights.
+
+    A spread is a standard deviation, or a variance if ``squared``.
+    """
+
+    means: Mapping[str, Tensor]
+    spreads: Mapping[str, Tensor]
+    squared: bool = False
 
 
 class Posterior(WideModule, ABC):
@@ -224,8 +236,6 @@ class MeanFieldGaussian(GaussianPosterior):
     """
 
     default_init_std = 0.02
-    #: Whether ``moments_of`` returns variances instead of standard deviations.
-    gives_variances = False
     #: A subclass with another std sets this to False and overrides ``full_std``, ``log_std`` and
     #: ``log_std_slope``.
     std_is_softplus: ClassVar[bool] = True
@@ -250,12 +260,9 @@ class MeanFieldGaussian(GaussianPosterior):
         """d log std / d rho, shape (D,), pruned weights included."""
         return softplus_ratio(self.full_std)
 
-    def moments_of(self, layout: ParameterLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return mean and standard deviation of each parameter by its first name.
-
-        Both are zero for pruned weights. If ``gives_variances`` is true, the second are variances.
-        """
-        return layout.unflatten(self.masked_mean), layout.unflatten(self.std)
+    def moments_of(self, layout: ParameterLayout) -> Moments:
+        """Return mean and standard deviation of each parameter by its first name."""
+        return Moments(layout.unflatten(self.masked_mean), layout.unflatten(self.std))
 
     def draw(self, noise: Tensor) -> WeightDraw:
         """Compute w = mean + std * noise, for noise of shape (S, D).

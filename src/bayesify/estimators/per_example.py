@@ -226,7 +226,8 @@ def _moments(posterior: Posterior, layout: ParameterLayout) -> _MomentsOf:
             "noise for each example needs a Gaussian posterior such as MeanFieldGaussian, got "
             f"{type(posterior).__name__}; use estimator=WeightSampling()"
         )
-    moments = _by_name(*posterior.moments_of(layout), layout, squared=posterior.gives_variances)
+    means, spreads, squared = posterior.moments_of(layout)
+    moments = _by_name(means, spreads, layout, squared=squared)
     return lambda noise, local: moments  # noqa: ARG005
 
 

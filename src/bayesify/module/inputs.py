@@ -29,7 +29,7 @@ __all__ = [
     "batches_of",
     "check_names",
     "check_not_copied",
-    "check_rows",
+    "check_output_rows",
     "count_examples",
     "inputs_of",
     "num_batches",
@@ -385,7 +385,7 @@ def num_batches(inputs: Inputs, batch_size: int) -> int:
     return 1 if batch_size == WHOLE else ceil(count_examples(inputs) / batch_size)
 
 
-def check_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) -> None:
+def check_output_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) -> None:
     """Check that a network returned one row for each example, so that batches can be joined.
 
     Args:
@@ -398,7 +398,7 @@ def check_rows(outputs: Tensor, num_examples: int, first: Tensor | None = None) 
 
     Example:
         >>> import torch
-        >>> check_rows(torch.zeros(5, 10), num_examples=5)
+        >>> check_output_rows(torch.zeros(5, 10), num_examples=5)
     """
     if outputs.dim() == 0 or len(outputs) != num_examples:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.module.edited_inputs import copied
-from bayesify.module.inputs import Inputs, batches_of, check_rows, count_examples
+from bayesify.module.inputs import Inputs, batches_of, check_output_rows, count_examples
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, Stream
@@ -271,7 +271,7 @@ class PassMemory(NamedTuple):
             raise
         finally:
             undo()
-        check_rows(outputs, count)
+        check_output_rows(outputs, count)
         per_example = (peak - one) / (count - 1) if count == PROBE_SIZE else peak / count
         pass_memory = cls(
             single=one,

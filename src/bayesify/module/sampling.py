@@ -20,7 +20,7 @@ from bayesify.module.inputs import (
     Inputs,
     arguments_of,
     batches_of,
-    check_rows,
+    check_output_rows,
     count_examples,
     num_batches,
 )
@@ -147,7 +147,7 @@ class SampledOutputs:
             blocks = []
             for block in self._outputs_of(draw, args, kwargs, is_part=True):
                 earlier = batches[0][0] if batches else None
-                check_rows(block[0], count_examples(kwargs or args), earlier)
+                check_output_rows(block[0], count_examples(kwargs or args), earlier)
                 blocks.append(block)
                 if block[0].nbytes / batch_size * num_examples > _LARGEST_HELD / self._num_samples:
                     break
@@ -347,7 +347,7 @@ def run_in_batches(
             _check_has_rows(part)
             return part.clone()  # neither a view of a larger tensor, nor one that the network holds
         stop = min(start + batch_size, num_examples)
-        check_rows(part, stop - start, outputs)
+        check_output_rows(part, stop - start, outputs)
         if outputs is None:
             outputs = part.new_empty((num_examples, *part.shape[1:]))
         outputs[start:stop] = part

@@ -368,12 +368,11 @@ def _wrong_in_passes(
     """Count in passes of ``rows`` examples; None where these would share weights."""
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
-    means, stds = q.moments_of(bnn.layout)  # once, not at each pass
-    moments, wrong = LeafPosterior(q.mean, means, stds, variances=False), 0
+    posterior, wrong = LeafPosterior(q.mean, q.moments_of(bnn.layout)), 0  # once, not at each pass
     for step, some in enumerate(picks.split(rows), start=1):
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         key = NoiseKey(seed, Stream.CERTIFICATE, step)
-        outputs, _ = bnn.sample_outputs(part, key, range(1), posterior=moments)
+        outputs, _ = bnn.sample_outputs(part, key, range(1), posterior=posterior)
         # Asked after each pass, because a network may use its weights differently in some.
         if rows > 1 and any(row.treatment != "exact" for row in bnn.summary()):
             return None

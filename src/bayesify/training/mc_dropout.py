@@ -25,7 +25,7 @@ from bayesify.module.inputs import (
     WHOLE,
     Inputs,
     batches_of,
-    check_rows,
+    check_output_rows,
     count_examples,
     inputs_of,
     num_batches,
@@ -201,7 +201,7 @@ class _DropoutOutputs:
                     part = tensor_of(self._run(*args, **kwargs), self._output)
                 if self._batch_size != WHOLE:
                     first = parts[0] if parts else None
-                    check_rows(part, count_examples(kwargs or args), first)
+                    check_output_rows(part, count_examples(kwargs or args), first)
                 parts.append(part)
             yield parts[0].clone() if len(parts) == 1 else torch.cat(parts)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
 from bayesify.prediction import BernoulliPredictive, SizedIterable
 from bayesify.prediction.bernoulli import check_labels
 from bayesify.prediction.predictive import sum_components
@@ -59,5 +59,5 @@ class BernoulliLikelihood(Likelihood[BernoulliPredictive]):
                 "a Bernoulli likelihood needs logits of shape (N,) or (N, K) from the network, "
                 f"got {tuple(outputs.shape[1:])}"
             )
-        check_rows(targets, tuple(outputs.shape[1:]))
+        check_target_rows(targets, tuple(outputs.shape[1:]))
         check_labels(targets, tuple(outputs.shape[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import CategoricalPredictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
@@ -134,7 +134,7 @@ class CategoricalLikelihood(Likelihood[CategoricalPredictive]):
                     f"{tuple(outputs.shape[1:])} for targets of shape {tuple(targets.shape)}; "
                     "return logits.movedim(1, -1) from the network"
                 )
-            check_rows(targets, expected)
+            check_target_rows(targets, expected)
             raise ValueError(
                 f"targets must be class indices of shape {expected}, got shape "
                 f"{tuple(targets.shape)}; flatten them, or turn one-hot rows into indices with "

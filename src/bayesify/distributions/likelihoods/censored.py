@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.gaussian import GaussianLikelihood
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
 from bayesify.distributions.likelihoods.location_scale import check_real
 from bayesify.prediction.checks import signed
 
@@ -80,7 +80,7 @@ class CensoredGaussianLikelihood(GaussianLikelihood):
     def _check(self, locations: Tensor, targets: Tensor) -> None:
         expected = (*locations.shape[1:], 2)
         if targets.shape != expected:
-            check_rows(targets, expected)
+            check_target_rows(targets, expected)
             raise ValueError(
                 "targets must be bounds (lower, upper) on the last axis, shape "
                 f"{expected}, got {tuple(targets.shape)}; use torch.stack([lower, upper], dim=-1), "

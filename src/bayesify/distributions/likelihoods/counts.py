@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
-    check_rows,
+    check_target_rows,
 )
 from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import at_least_float32, wide_default_dtype
@@ -72,7 +72,7 @@ class CountLikelihood(Likelihood[P_co], Generic[P_co]):
     @staticmethod
     def _check(outputs: Tensor, targets: Tensor) -> None:
         if outputs.dim() < 2 or targets.shape != outputs.shape[1:]:
-            check_rows(targets, tuple(outputs.shape[1:]))
+            check_target_rows(targets, tuple(outputs.shape[1:]))
             raise ValueError(
                 "targets must have the shape of the network's output, (N,) or (N, K), which is "
                 f"{tuple(outputs.shape[1:])}, got {tuple(targets.shape)}; nothing is broadcast: "

@@ -15,7 +15,7 @@ from bayesify.prediction.predictive import P_co, blocks_of
 __all__ = [
     "Likelihood",
     "check_for_each_example",
-    "check_rows",
+    "check_target_rows",
     "log_probs_of",
     "predictive_of",
 ]
@@ -189,12 +189,12 @@ def check_for_each_example(found: Tensor, outputs: Tensor, name: str) -> None:
         )
 
 
-def check_rows(targets: Tensor, shape: tuple[int, ...]) -> None:
+def check_target_rows(targets: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError where targets differ from the shape they must have in their number only.
 
     Example:
         >>> import torch
-        >>> check_rows(torch.zeros(5, 1), (24, 1))
+        >>> check_target_rows(torch.zeros(5, 1), (24, 1))
         Traceback (most recent call last):
         ValueError: targets must have as many rows as the outputs, shape (24, 1), got (5, 1); ...
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
-    check_rows,
+    check_target_rows,
 )
 from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import wide_default_dtype
@@ -186,7 +186,7 @@ class LocationScaleLikelihood(Likelihood[P_co], Generic[P_co]):
 
     def _check(self, locations: Tensor, targets: Tensor) -> None:
         if targets.shape != locations.shape[1:]:
-            check_rows(targets, tuple(locations.shape[1:]))
+            check_target_rows(targets, tuple(locations.shape[1:]))
             name = "means" if self.input_dependent else "output"
             raise ValueError(
                 f"targets must have the shape of the network's {name}, "

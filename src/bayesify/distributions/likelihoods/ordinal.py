@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bayesify.distributions.likelihoods.likelihood import Likelihood, check_rows
+from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
 from bayesify.noise.whole_numbers import whole_number
@@ -100,7 +100,7 @@ class OrdinalLikelihood(Likelihood[OrdinalPredictive]):
     def _check(self, outputs: Tensor, targets: Tensor) -> None:
         self._check_outputs(tuple(outputs.shape[1:]))
         if targets.shape != outputs.shape[1:2]:
-            check_rows(targets, tuple(outputs.shape[1:2]))
+            check_target_rows(targets, tuple(outputs.shape[1:2]))
             raise ValueError(
                 f"targets must be class indices of shape {tuple(outputs.shape[1:2])}, got shape "
                 f"{tuple(targets.shape)}; flatten them with squeeze(-1)"

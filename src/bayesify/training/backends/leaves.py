@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.layout import ParameterLayout
-from bayesify.distributions.posteriors import MeanFieldGaussian
+from bayesify.distributions.posteriors import MeanFieldGaussian, Moments
 from bayesify.module.inputs import Inputs, arguments_of
 from bayesify.noise.keys import NoiseKey, NoiseKind, Stream
 from bayesify.noise.threefry import counter_key
@@ -73,9 +73,8 @@ class Leaves:
         self._vector, self._is_first_pass = leaf, True
         self._stand_in = None
         if kind != "weights":
-            self._stand_in = LeafPosterior(
-                mean, self._first, self._second, variances=kind == "variances"
-            )
+            moments = Moments(self._first, self._second, squared=kind == "variances")
+            self._stand_in = LeafPosterior(mean, moments)
 
     def outputs(self, inputs: Inputs) -> Tensor:
         """The network's outputs for the step that the objective is at, shape (S, N, ...).
@@ -131,24 +130,13 @@ class Leaves:
 class LeafPosterior(MeanFieldGaussian):
     """The posterior as an estimator sees it, with leaves instead of mean and rho."""
 
-    def __init__(
-        self,
-        mean: Tensor,
-        means: dict[str, Tensor],
-        spreads: dict[str, Tensor],
-        *,
-        variances: bool,
-    ) -> None:
+    def __init__(self, mean: Tensor, moments: Moments) -> None:
         nn.Module.__init__(self)
         self.mean = nn.Parameter(mean.detach(), requires_grad=False)
         self.register_buffer("mask", None)
-        self._moments = means, spreads
-        self.gives_variances = variances
+        self._moments = moments
 
-    def moments_of(
-        self,
-        layout: ParameterLayout,  # noqa: ARG002
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def moments_of(self, layout: ParameterLayout) -> Moments:  # noqa: ARG002
         """Return the leaves."""
         return self._moments
 

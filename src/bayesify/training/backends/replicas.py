@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesify.distributions.posteriors import MeanFieldGaussian, WeightDraw
+from bayesify.distributions.posteriors import MeanFieldGaussian, Moments, WeightDraw
 from bayesify.distributions.structured import StructuredGaussian
 from bayesify.estimators import ForwardPass, stateless
 from bayesify.estimators.network_state import snapshot
@@ -294,9 +294,8 @@ class ReplicaBackend:
         kwargs: Mapping[str, Any],
     ) -> Tensor:
         bnn = self._first
-        posterior = LeafPosterior(
-            bnn.posterior.mean, dict(means), dict(spreads), variances=self._kind == "variances"
-        )
+        moments = Moments(means, spreads, squared=self._kind == "variances")
+        posterior = LeafPosterior(bnn.posterior.mean, moments)
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         call = ForwardPass(
             layout=bnn.layout,
