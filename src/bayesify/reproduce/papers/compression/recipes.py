@@ -235,6 +235,14 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 100, "temperature": 0.03, "lr": 3e-3},
             },
         ),
+        "moved-tuned": (
+            "moved and long, second phase of 150 epochs at temperature .02 and a rate of .003",
+            {
+                "moved": 0.1,
+                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 150, "temperature": 0.02, "lr": 3e-3},
+            },
+        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
