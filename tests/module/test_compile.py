@@ -21,6 +21,7 @@ from bayesify import (
     ELBO,
     BayesianModule,
     ByGroup,
+    ClosedFormLastLayer,
     EmpiricalGaussian,
     Estimator,
     Flipout,
@@ -294,6 +295,25 @@ def test_compiling_the_wrong_thing_is_said_or_harmless() -> None:
         torch.compile(elbo.bnn.net, backend="eager")(x)  # it has no weights of its own
     elbo.bnn.net.compile(backend="eager")
     assert distance(values(elbo, elbo, x, y), values(twin, twin, x, y)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "estimator", [LocalReparameterization(), Flipout(), ClosedFormLastLayer(PER_POSITION)]
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_network_with_compiled_parts_is_itself(estimator: Estimator, whole: bool) -> None:
+    net, x = mlp(), normals(NUM_DATA, 3)
+    if whole:
+        compiled: Any = torch.compile(net, backend="eager")
+    else:
+        compiled = nn.Sequential(torch.compile(net[0], backend="eager"), *net[1:])
+    some, others = (
+        ELBO(BayesianModule(each, estimator=estimator, init_std=0.3), num_data=NUM_DATA)
+        for each in (net, compiled)
+    )
+    y = torch.arange(NUM_DATA) % 4
+    for _ in range(2):  # each step has noise of its own
+        assert distance(values(some, some, x, y), values(others, others, x, y)) < 1e-6
 
 
 def test_a_frozen_body_that_is_trained_later_is_the_networks_own() -> None:

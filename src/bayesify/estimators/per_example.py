@@ -15,7 +15,7 @@ from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.distributions.structured import Group, ScaledGroup, StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
-from bayesify.estimators.interception import WeightInterceptor
+from bayesify.estimators.interception import WeightInterceptor, run_uncompiled
 from bayesify.estimators.last_outputs import LastOutputs
 from bayesify.estimators.moments import ParameterMoments, closed_form_moments
 from bayesify.estimators.operations import LinearOperation
@@ -199,7 +199,7 @@ class PerExampleEstimator(Estimator):
                 return forward_pass.forward(tensors), injector
         outputs = None
         try:
-            with injector:
+            with run_uncompiled(), injector:
                 outputs = forward_pass.forward(tensors)
         except (_UnexpectedUse, Exception):
             # The network may have raised another exception in response to _UnexpectedUse.

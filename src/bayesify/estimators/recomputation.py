@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch.overrides import _get_current_function_mode_stack
 
-from bayesify.estimators.interception import WeightInterceptor
+from bayesify.estimators.interception import WeightInterceptor, run_uncompiled
 
 __all__ = ["recomputable"]
 
@@ -80,6 +80,8 @@ def _resumed(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
+            if modes:
+                stack.enter_context(run_uncompiled())
             for resume in (weights, *modes):
                 stack.enter_context(resume())
             # A part may itself have parts that are run again.

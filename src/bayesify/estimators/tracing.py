@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
-from bayesify.estimators.interception import WeightInterceptor, tensors_in
+from bayesify.estimators.interception import WeightInterceptor, run_uncompiled, tensors_in
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.operations import LinearOperation
@@ -201,7 +202,7 @@ def _uses(
     weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     args, kwargs = tree_map_only(Tensor, torch.clone, (args, dict(kwargs)))
     tracer = _Tracer(weights, batch_size, compiled=compiled)
-    with tracer:
+    with nullcontext() if compiled else run_uncompiled(), tracer:
         outputs = forward(weights, *args, **kwargs)
     parts = tensors_in(outputs)
     has_rows = any(part.dim() > 0 and len(part) == batch_size for part in parts)
