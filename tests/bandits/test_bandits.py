@@ -97,6 +97,14 @@ def test_all_is_a_function_of_seed_and_interaction() -> None:
     assert not torch.equal(one.reset(seed=4)[0], one.reset(seed=5)[0])
 
 
+def test_an_agent_may_edit_the_context_that_it_sees() -> None:
+    data = load_mushroom()
+    environment, before = MushroomBandit(data), data.contexts.clone()
+    environment.reset()[0].zero_()
+    environment.step(0)[0].sub_(0.5)
+    assert torch.equal(data.contexts, before)
+
+
 def test_what_cannot_be_done_is_named() -> None:
     environment = MushroomBandit(few())
     with pytest.raises(RuntimeError, match=r"call reset\(\) before step"):

@@ -35,6 +35,16 @@ def test_samples_give_the_distance_of_scipy(count: int) -> None:
     torch.testing.assert_close(shifted, torch.full((2, 3), 2.0).double())
 
 
+def test_whole_numbers_are_exact() -> None:
+    for whole, other in (
+        (257, torch.tensor([256.0]).bfloat16()),
+        (2**24 + 1, torch.tensor([2.0**24])),
+    ):
+        assert metrics.wasserstein_of_samples(torch.tensor([whole]), other) == 1.0
+    half = torch.tensor([1e4]).half()  # 1e5 is beyond it
+    assert metrics.wasserstein_of_samples(torch.tensor([10**5]), half) == 9e4
+
+
 def test_distributions_of_numbers() -> None:
     p = GaussianPredictive(normals(5, 4), torch.tensor(0.7))
     assert metrics.wasserstein(p, p) == 0.0

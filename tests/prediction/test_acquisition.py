@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -266,6 +267,24 @@ def test_acquire_chooses_what_the_function_says(method: str) -> None:
         assert torch.equal(found, expected[method]())
     else:
         assert not torch.equal(found, bf.acquire(bnn, pool, 5, "random", seed=4))
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), -3, 2**64, -(2**70)])
+def test_any_seed_of_a_network_draws_configurations(seed: int) -> None:
+    bnn = bf.BayesianModule(nn.Linear(3, 10), init_std=1.0, seed=seed)
+    pool = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    chosen = bf.acquire(bnn, pool, 5, num_samples=10)  # of 10^5 configurations 1000 are drawn
+    assert torch.equal(chosen, bf.acquire(bnn, pool, 5, num_samples=10, seed=int(seed)))
+    counts = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.PoissonLikelihood())
+    p = counts.predict(pool, 4)
+    assert torch.equal(p.simulate(3, seed=seed), p.simulate(3, seed=int(seed)))
+
+
+def test_a_seed_is_a_whole_number() -> None:
+    p = bf.BayesianModule(nn.Linear(3, 2)).predict(torch.zeros(2, 3), 4, keep_samples=True)
+    for seed in (None, 1.5):
+        with pytest.raises(TypeError, match="seed must be a whole number, got"):
+            batch_bald(p, 1, seed=seed)
 
 
 def test_acquire_refuses_what_it_cannot_rank() -> None:

@@ -319,6 +319,11 @@ def test_the_sampled_error_checks_its_arguments() -> None:
         sampled_error(bnn, x, y, num_samples=1e3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"num_candidates must be a whole number, got 2\.5"):
         bf.certify(bnn, x, y, prior_indices=(), num_candidates=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sampled_error needs a BayesianModule, got Linear"):
+        sampled_error(nn.Linear(3, 2), x, y)  # type: ignore[arg-type]
+    labels = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.BernoulliLikelihood())
+    with pytest.raises(ValueError, match="error of a classifier, got the likelihood Bernoulli"):
+        sampled_error(labels, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
     low_rank = bf.BayesianModule(nn.Linear(3, 2), posterior=bf.LowRankGaussian())
     with pytest.raises(ValueError, match="mean field, got the posterior StructuredGaussian"):
         sampled_error(low_rank, torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))

@@ -62,7 +62,7 @@ class MushroomBandit:
         if seed is not None:
             self._seed, self._interaction = operator.index(seed), -1
         self._interaction += 1
-        return self._contexts[self._mushroom()], {}
+        return self._context(), {}
 
     def step(self, action: Any) -> tuple[Tensor, float, bool, bool, dict[str, Any]]:
         """Pass or eat the present mushroom, and show the next one.
@@ -81,7 +81,7 @@ class MushroomBandit:
         reward = self._reward_of_eating(poisonous) if action == _EAT else 0.0
         info = {"best_reward": 0.0 if poisonous else _GOOD, "poisonous": poisonous}
         self._interaction += 1
-        return self._contexts[self._mushroom()], reward, False, False, info
+        return self._context(), reward, False, False, info
 
     def state_dict(self) -> dict[str, int]:
         """Return the complete state, as JSON."""
@@ -90,6 +90,9 @@ class MushroomBandit:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self._seed, self._interaction = int(state["seed"]), int(state["interaction"])
+
+    def _context(self) -> Tensor:
+        return self._contexts[self._mushroom()].clone()  # the data stay as they are
 
     def _mushroom(self) -> int:
         # N does not divide 2^63, so that probabilities differ by at most a factor 1 + N / 2^63.

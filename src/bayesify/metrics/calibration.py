@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import check_probabilities, torchmetrics_function
+from bayesify.metrics.checks import check_probabilities
 
 __all__ = [
     "Reliability",
@@ -106,9 +106,9 @@ def adaptive_calibration_error(probs: Tensor, targets: Tensor, num_bins: int = 1
 def calibration_error(
     probs: Tensor, targets: Tensor, num_bins: int = 15, *, norm: Literal["l1", "l2", "max"] = "l1"
 ) -> float:
-    """Return the top-label calibration error in a given norm over equal bins, by torchmetrics.
+    """Return the top-label calibration error in a given norm over equal bins of confidence.
 
-    Computed in float32; :func:`expected_calibration_error` is the norm ``"l1"`` in float64.
+    The norm ``"l1"`` is :func:`expected_calibration_error`.
 
     Args:
         probs: class probabilities, shape (N, K).
@@ -120,7 +120,6 @@ def calibration_error(
     Raises:
         TypeError: an argument is no tensor, or ``num_bins`` no whole number.
         ValueError: shapes, dtypes or values are invalid, or ``num_bins`` is below 1.
-        ModuleNotFoundError: torchmetrics is not installed.
 
     Example:
         >>> probs = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
@@ -130,10 +129,15 @@ def calibration_error(
     check_probabilities(probs, targets, num_bins=num_bins)
     if norm not in ("l1", "l2", "max"):
         raise ValueError(f'norm must be "l1", "l2" or "max", got {norm!r}')
-    error = torchmetrics_function("multiclass_calibration_error")
-    # Below 1, because torchmetrics puts a confidence of 1 into an additional bin.
-    clipped = probs.detach().float().clamp(0.0, 1.0 - 2.0**-24)
-    return float(error(clipped, targets, num_classes=probs.shape[-1], n_bins=num_bins, norm=norm))
+    found = reliability(probs, targets, num_bins)
+    if norm == "l1":
+        return found.mean_gap
+    filled = found.counts > 0
+    gaps = (found.accuracy - found.confidence)[filled].abs()
+    if norm == "max":
+        return float(gaps.max())
+    share = found.counts[filled].double() / found.counts.sum()
+    return float((share * gaps.square()).sum().sqrt())
 
 
 def reliability(probs: Tensor, targets: Tensor, num_bins: int = 15) -> Reliability:

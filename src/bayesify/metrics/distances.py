@@ -90,7 +90,7 @@ def wasserstein_of_samples(samples: Tensor, other: Tensor) -> Tensor:
             "samples must have shapes (S, ...) and (T, ...) with S and T of at least 1 and the "
             f"same components, got {tuple(samples.shape)} and {tuple(other.shape)}"
         )
-    both = torch.cat([samples, other]).double()
+    both = torch.cat([samples.double(), other.double()])
     wrong = ~both.isfinite()
     if bool(wrong.any()):
         raise ValueError(

@@ -31,6 +31,7 @@ __all__ = [
     "NoiseSource",
     "Stream",
     "derived_seed",
+    "generator_of",
     "increment_counter",
     "kept_generators",
     "make_counter",
@@ -197,6 +198,21 @@ def derived_seed(seed: int, stream: Stream, step: int, sample: int = 0) -> int:
         False
     """
     return int.from_bytes(_digest(8, (seed, stream, step, sample, 0)), "little") >> 1
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """Return a generator on the CPU of a seed of any size, of which PyTorch's own takes 64 bits.
+
+    Raises:
+        TypeError: the seed is no whole number.
+
+    Example:
+        >>> generator_of(2**70).initial_seed() == generator_of(0).initial_seed()
+        False
+    """
+    number = whole_number("seed", seed, None)
+    fits = -(2**63) <= number < 2**64
+    return torch.Generator().manual_seed(number if fits else derived_seed(number, Stream.CALL, 0))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from bayesify.noise.keys import generator_of
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.averaging import accumulation_dtype
 from bayesify.prediction.bernoulli import BernoulliPredictive
@@ -208,11 +209,11 @@ class _ChosenLabels:
     def __init__(self, log_probs: Tensor, limit: int, seed: int) -> None:
         limit = whole_number("num_configurations", limit)
         count, dtype = len(log_probs), accumulation_dtype(log_probs)
-        self._log_probs, self._limit, self._seed = log_probs, limit, seed
+        self._log_probs, self._limit = log_probs, limit
         self._chosen: list[int] = []
         #: For each drawn configuration its weight sample, or None while all are enumerated.
         self._origins: Tensor | None = None
-        self._generator = torch.Generator()
+        self._generator = generator_of(seed)
         # log p(configuration | w_s), (C, S): one configuration, of no labels.
         self._log_given = torch.zeros(1, count, dtype=dtype, device=log_probs.device)
 
@@ -254,7 +255,6 @@ class _ChosenLabels:
 
     def _draw(self) -> None:
         """Draw configurations in place of all of them, the same number from each weight sample."""
-        self._generator.manual_seed(self._seed)
         count = self._log_given.shape[1]
         rounds = -(-self._limit // count)
         self._origins = torch.arange(count).repeat(rounds)

@@ -127,7 +127,7 @@ class CountPredictive(NumericPredictive):
         rates = self.log_rates.double().exp()
         _check_means(rates)
         drawn = rates.detach().gather(0, index).cpu().numpy()
-        draws = self._draw(drawn, index, np.random.default_rng(seed % 2**64))
+        draws = self._draw(drawn, index, np.random.default_rng(int(seed) % 2**64))
         return torch.from_numpy(draws).to(self.log_rates.device)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor
 
+from bayesify.noise.keys import generator_of
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_level
 from bayesify.prediction.jackknife import jackknife
@@ -351,11 +352,11 @@ def choose_samples(components: Tensor, num_draws: int, seed: int) -> tuple[torch
         samples, the same for all components of a target, for ``components.gather(0, ...)``.
 
     Raises:
-        TypeError: ``num_draws`` is no whole number.
-        ValueError: it is below 1.
+        TypeError: ``num_draws`` or the seed is no whole number.
+        ValueError: ``num_draws`` is below 1.
     """
     num_draws = whole_number("num_draws", num_draws)
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     shape = components.shape
     index = torch.randint(len(components), (num_draws, *shape[1:2]), generator=generator)
     index = index.reshape(*index.shape, *[1] * (len(shape) - 2)).expand(num_draws, *shape[1:])

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bayesify.distributions.kl import kl_divergence
+from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators import LocalReparameterization
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
+from bayesify.module.random_network import check_bayesian
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
 from bayesify.noise.whole_numbers import whole_number
@@ -211,9 +213,11 @@ def sampled_error(
         seed: see :func:`certify`.
 
     Raises:
-        TypeError: ``num_samples`` is no integer, or the targets are no tensor.
+        TypeError: ``bnn`` is no ``BayesianModule``, ``num_samples`` is no integer, or the targets
+            are no tensor.
         ValueError: ``num_samples`` is below 1, the targets are not class indices of shape (N,), the
-            posterior is not a ``MeanFieldGaussian``, or the network mixes the examples of a batch.
+            likelihood is not a ``CategoricalLikelihood``, the posterior not a
+            ``MeanFieldGaussian``, or the network mixes the examples of a batch.
 
     Example:
         >>> x = torch.zeros(10, 3)
@@ -221,8 +225,14 @@ def sampled_error(
         >>> 0.0 <= sampled_error(bnn, x, torch.zeros(10, dtype=torch.long)) <= 100.0
         True
     """
+    check_bayesian(bnn, "sampled_error")
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     count = _check_sampling(inputs, targets, num_samples=num_samples)
+    if not isinstance(bnn.likelihood, CategoricalLikelihood):
+        raise ValueError(
+            "sampled_error is the error of a classifier, got the likelihood "
+            f"{type(bnn.likelihood).__name__}; use bnn.predict and bayesify.metrics"
+        )
     if not isinstance(bnn.posterior, MeanFieldGaussian):
         raise ValueError(
             "sampled_error is written for a mean field, got the posterior "
