@@ -89,6 +89,18 @@ def test_columns_of_every_type_are_read(kind: Any) -> None:
     np.testing.assert_array_equal(model.predict(other), model.predict(table))
 
 
+@pytest.mark.parametrize("kind", ["int64", "Int64", "uint64[pyarrow]", "boolean", "bool[pyarrow]"])
+def test_labels_of_every_type_of_pandas_keep_their_values(kind: str) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    labels = np.arange(60) % 3 + 2**53
+    if "bool" in kind:
+        labels = labels > 2**53
+    model = BayesianMLPClassifier(steps=5, random_state=0).fit(x, pd.Series(labels).astype(kind))
+    np.testing.assert_array_equal(model.classes_, np.unique(labels))
+    assert model.predict(x).dtype.kind == labels.dtype.kind or kind.startswith("uint")
+    assert model.calibrate(x, pd.Series(labels, dtype=kind), cv=None) is model
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_relevance_is_that_of_each_column(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(NotFittedError):

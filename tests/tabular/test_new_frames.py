@@ -137,6 +137,16 @@ def test_new_levels_are_no_error() -> None:
     assert read(model, ["a"]) == read(model, ["a"])
 
 
+def test_a_letter_and_its_accent_may_be_one_character_or_two() -> None:
+    cities = ["K\u00f6ln", "Z\u00fcrich", "Rome"] * 20
+    model = BayesianMLPRegressor(steps=100, random_state=0)
+    model.fit(pd.DataFrame({"city": cities}), np.arange(60) % 3 + 0.01 * np.arange(60))
+    other = pd.DataFrame({"city": ["Ko\u0308ln", "Zu\u0308rich"]})
+    with pytest.warns(TableWarning, match="levels read in any case and spacing"):
+        found = model.predict(other)
+    np.testing.assert_array_equal(found, model.predict(pd.DataFrame({"city": cities[:2]})))
+
+
 def test_whole_numbers_of_arrow_that_are_levels_keep_their_digits() -> None:
     large = 2**53
     model = trained(pd.Categorical([large, large + 1] * 30), np.arange(60) % 2)

@@ -456,3 +456,33 @@ def test_years_of_two_digits_are_named(path: Path) -> None:
     path.write_text("born,y\n" + rows)
     _, schema = fit_table(path, "y")
     assert any("born: years of two digits were read as 1969 to 2068" in r for r in schema.remarks)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (
+            [f"2024-01-{1 + i % 20:02}" for i in range(60)],
+            "y: its 20 different texts in 60 rows, such as '2024-01-01', were taken for classes; "
+            "convert its dates to numbers, such as days, and use --task regression",
+        ),
+        (
+            ["TRUE", "true", "False"] * 20,
+            "y: 'TRUE' and 'true' are 2 classes, though they differ in upper and lower case only; "
+            "write them alike if they are one",
+        ),
+        (["TRUE", "False"] * 30, None),
+        ([f"level {i % 12}" for i in range(60)], None),
+    ],
+)
+def test_what_was_taken_for_classes_is_said_where_it_may_be_wrong(
+    tmp_path: Path, cells: list[str], said: str | None
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n" + "".join(f"{i * i / 7},{cell}\n" for i, cell in enumerate(cells)))
+    _, schema = fit_table(path, "y")
+    assert schema.target.classes == tuple(sorted(set(cells)))
+    found = [each for each in schema.remarks if "classes" in each]
+    assert found == ([said] if said else [])
+    _, asked = fit_table(path, "y", task="classification")
+    assert not [each for each in asked.remarks if "classes" in each]

@@ -160,7 +160,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP[CategoricalPredictive])
     ) -> Self:
         self._check_settings()
         first = not (further and hasattr(self, "bnn_"))
-        _check_labels(y)
+        y = _plain_labels(y)
         table, labels = self._checked(X, y, first=first, sample_weight=sample_weight)
         labels = column_or_1d(labels, warn=True)
         check_classification_targets(labels)
@@ -350,7 +350,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP[CategoricalPredictive])
         return member
 
     def _calibration_targets(self, X: Any, y: Any) -> Array:  # noqa: N803
-        _check_labels(y)
+        y = _plain_labels(y)
         _, labels = self._checked(X, y, first=False)
         labels = column_or_1d(labels, warn=True)
         unknown = np.setdiff1d(labels, self.classes_)
@@ -383,11 +383,19 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP[CategoricalPredictive])
         return whole
 
 
-def _check_labels(y: Any) -> None:
-    """Raise ValueError where a label is missing."""
+def _plain_labels(y: Any) -> Any:
+    """Return the labels, whole numbers and booleans of pandas' own types in those of NumPy.
+
+    scikit-learn would make float64 of them, in which 2**53 + 1 is 2**53.
+
+    Raises:
+        ValueError: a label is missing.
+    """
     missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
     if y is not None and missing.any():
         raise ValueError(
             f"labels must all be there, got {int(missing.sum())} of {missing.size} rows "
             "without one; leave these rows out"
         )
+    dtype = getattr(getattr(y, "dtype", None), "numpy_dtype", None)  # of pandas' types alone
+    return y.to_numpy(dtype=dtype) if dtype is not None and dtype.kind in "iub" else y

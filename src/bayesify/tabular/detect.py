@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from bayesify.tabular.schema import Target, label_of
 __all__ = ["ColumnScan", "find_target", "may_be_counts"]
 
 _MOST_CLASSES = 1000
+_OTHER_TARGET = "use another column for --target"
 #: Whole numbers with at most so many values, each in so many rows on average, are classes.
 _FEW_VALUES, _ROWS_EACH = 10, 5
 #: Greater integers are more often years, amounts or codes than counts.
@@ -223,14 +225,14 @@ class ColumnScan:
         """Return what to do with a target whose texts are all different."""
         if self._date_form() is not None:
             return "convert its dates to numbers, such as days, and use --task regression"
-        if 2 * self._numbers >= self.count:
+        if 4 * self._numbers >= self.count:
             texts = np.array(list(self.texts), dtype=object)
             other = texts[np.isnan(NumberForm().parse(texts))][0]
             return (
                 f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
                 f"{_shown(other)} as numbers too"
             )
-        return "use another column for --target"
+        return _OTHER_TARGET
 
     def column(self) -> Column:
         """Return the column, before it is fitted to its training values."""
@@ -363,6 +365,7 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             "there is nothing to learn; use another column for --target, or add rows with others"
         )
     number = scan.form is not None
+    is_chosen_here = task is None
     if task is None:
         few = len(labels) <= _FEW_VALUES and scan.count >= _ROWS_EACH * len(labels)
         classes = not number or (scan.is_whole and (len(labels) == 2 or few))
@@ -389,7 +392,35 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             f"the target {name!r} has a class of its own for every row, such as {labels[0]!r}, so "
             f"that none can be learned; {scan.mend_of_target()}"
         )
+    if is_chosen_here and not number:
+        _check_classes(scan, labels)
     return Target(name, task, tuple(labels))
+
+
+def _check_classes(scan: ColumnScan, labels: Sequence[str]) -> None:
+    """Check texts that were taken for classes, and remark on them.
+
+    Raises:
+        TableError: hardly any text occurs twice.
+    """
+    many = f"{len(labels):,} different texts in {scan.count:,} rows, such as {_shown(labels[0])}"
+    mend = scan.mend_of_target()
+    if len(labels) > FEW_LEVELS and len(labels) > 0.5 * scan.count:
+        raise TableError(
+            f"the target {scan.name!r} has {many}, too many for classes; {mend}, or, if they are "
+            "classes, use --task classification"
+        )
+    if len(labels) > _FEW_VALUES and mend != _OTHER_TARGET:
+        scan.remarks.append(f"{scan.name}: its {many}, were taken for classes; {mend}")
+    by_word: dict[str, list[str]] = {}
+    for label in labels:
+        by_word.setdefault(label.casefold(), []).append(label)
+    for alike in by_word.values():
+        if len(alike) > 1:
+            scan.remarks.append(
+                f"{scan.name}: {' and '.join(map(_shown, alike))} are {len(alike)} classes, though "
+                "they differ in upper and lower case only; write them alike if they are one"
+            )
 
 
 def may_be_counts(target: Target) -> bool:

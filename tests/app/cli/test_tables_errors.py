@@ -57,6 +57,12 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
         "x,y\n" + "".join(f"{i * 0.5},{i}.25\n{i},({i}.50)\n" for i in range(20)),
         "20 of its 40 cells are numbers: write cells such as '(0.50)' as numbers too",
     ),
+    "amounts of which one occurs twice": (
+        "x,y\n0.1,(7)\n0.2,(7)\n" + "".join(f"{i * 0.5},{i}\n{i},({i})\n" for i in range(9, 50)),
+        "has 83 different texts in 84 rows, such as '9', too many for classes; 41 of its 84 cells "
+        "are numbers: write cells such as '(7)' as numbers too, or, if they are classes, use "
+        "--task classification",
+    ),
     "too small to square": (
         "x,y\n" + "".join(f"{i * 0.5},{i}.5e-200\n" for i in range(20)),
         "must vary by at least 1e-150, got numbers from 5e-201 to 1.95e-199",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,8 @@ class _Folded(CategoryColumn):
 
 
 def _folded(text: str) -> str:
-    return " ".join(label_of(text).casefold().split())
+    # A letter with its accent may be one character or two.
+    return " ".join(unicodedata.normalize("NFC", label_of(text)).casefold().split())
 
 
 @dataclass(frozen=True, kw_only=True)
