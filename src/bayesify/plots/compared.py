@@ -27,7 +27,7 @@ _OURS = (
     ("ink", "*"),
     ("grey", "X"),
 )
-_REPORTED = (("ink", "--"), ("grey", ":"), ("sky", "-."))
+_REPORTED = (("ink", "--", "x"), ("grey", ":", "+"), ("sky", "-.", "1"))
 _MOST_MARKERS = 15
 _Placed = Callable[[Sequence[float]], Sequence[float]]
 
@@ -206,19 +206,20 @@ def _drawn(panels: Mapping[str, Sequence[Curve]], placed: _Placed) -> tuple[Figu
             x, mean = placed(curve.x), values.mean(0)
             few = len(x) <= _MOST_MARKERS
             if curve.reported:
-                colour, dashes = _REPORTED[theirs.index(curve.name) % len(_REPORTED)]
-                marker = "x"
+                colour, dashes, cross = _REPORTED[theirs.index(curve.name) % len(_REPORTED)]
+                marker = cross if curve.points else "x"
             else:
                 colour, marker = _OURS[ours.index(curve.name) % len(_OURS)]
-                dashes = "none" if curve.points else "-"
-            colour = COLOURS[colour]
+                dashes = "-"
+            dashes = "none" if curve.points else dashes
+            colour = COLOURS["ink" if curve.points and curve.reported else colour]
             (handles[curve.name],) = ax.plot(
                 x,
                 mean,
                 linestyle=dashes,
                 color=colour,
                 marker=marker if few or curve.points else "",
-                ms=4,
+                ms=6 if curve.points and curve.reported else 4,
                 label=legend_label(curve.name),
             )
             shown.append(mean)
