@@ -1,4 +1,4 @@
-"""What else torch's users do: accumulation, clipping, copies, states, dtypes, averages."""
+"""What else torch's users do: accumulation, clipping, copies, states, dtypes, averages, vmap."""
 
 from __future__ import annotations
 
@@ -303,3 +303,20 @@ def test_networks_that_share_their_noise_are_warned_of() -> None:
     three(x)
     with pytest.warns(SharedNoiseWarning, match=r"with seed=85"):
         three(x)
+
+
+def test_each_example_has_a_gradient_of_its_own_under_one_draw() -> None:
+    bnn, x = BayesianModule(mlp(), init_std=0.3, seed=3), normals(5, 3)
+    values = {name: each.detach() for name, each in bnn.named_parameters()}
+    twin = copy.deepcopy(bnn)  # whose first call has the same draw
+
+    def loss(values: dict[str, Tensor], row: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(bnn, values, (row.unsqueeze(0),))
+        return outputs.square().sum()
+
+    by_row = torch.vmap(torch.func.grad(loss), (None, 0), randomness="same")(values, x)
+    twin(x).square().sum().backward()
+    for name, parameter in twin.named_parameters():
+        assert len(by_row[name]) == 5
+        assert parameter.grad is not None
+        assert torch.allclose(by_row[name].sum(0), parameter.grad)
