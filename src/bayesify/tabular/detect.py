@@ -342,12 +342,12 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
     Args:
         scan: the scan of the whole column.
         task: ``"classification"`` or ``"regression"``; None decides by what the column holds:
-            text, and whole numbers of at most 10 values that occur 5 times each on average, are
-            classes.
+            text that repeats, and whole numbers of at most 10 values that occur 5 times each on
+            average, are classes.
 
     Raises:
-        TableError: the target is empty or constant, has too many classes, or is text in a
-            regression.
+        TableError: the target is empty or constant, has too many classes, is text that hardly
+            repeats where ``task`` is None, or text in a regression.
     """
     name = scan.name
     if not scan.count:
