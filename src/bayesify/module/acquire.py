@@ -63,8 +63,8 @@ def acquire(
         Indices into the pool, int64, shape (num_examples,), on the CPU, the first choice first.
 
     Raises:
-        TypeError: the likelihood is not of classes or binary labels, or ``num_examples`` or
-            ``num_samples`` no whole number.
+        TypeError: the likelihood is not of classes or binary labels, which ``"random"`` does not
+            need, or ``num_examples``, ``num_samples`` or the seed is no whole number.
         ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
             missing, or given for another method, a score of the pool is not finite, or a method
             that measures information is given a ``Delta`` or fewer than two weight samples.
