@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,33 @@ def test_a_network_with_compiled_parts_is_itself(estimator: Estimator, whole: bo
     y = torch.arange(NUM_DATA) % 4
     for _ in range(2):  # each step has noise of its own
         assert distance(values(some, some, x, y), values(others, others, x, y)) < 1e-6
+
+
+def test_threads_that_overlap_leave_the_compiler_as_it_was() -> None:
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    class First(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            first_is_in.set()
+            assert second_is_in.wait(60.0)
+            return super().forward(x)
+
+    class Second(nn.Linear):  # begins within the first, and ends after it
+        def forward(self, x: Tensor) -> Tensor:
+            second_is_in.set()
+            thread.join(60.0)
+            return super().forward(x)
+
+    x, estimator = torch.zeros(2, 3), LocalReparameterization()
+    first, second = (BayesianModule(kind(3, 2), estimator=estimator) for kind in (First, Second))
+    thread = threading.Thread(target=first, args=(x,))
+    thread.start()
+    assert first_is_in.wait(60.0)
+    second(x)
+    assert not thread.is_alive()
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(nn.Linear(3, 2), backend=counter)(x)
+    assert counter.frame_count == 1
 
 
 def test_a_frozen_body_that_is_trained_later_is_the_networks_own() -> None:

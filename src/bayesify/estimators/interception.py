@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,7 +18,7 @@ from bayesify.estimators.products import product
 from bayesify.estimators.transforms import transform_levels
 from bayesify.estimators.views import Views, shape_before_folding, transposition
 
-__all__ = ["READERS", "WeightInterceptor", "run_uncompiled", "tensors_in"]
+__all__ = ["READERS", "WeightInterceptor", "tensors_in"]
 
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 #: Functions that read a tensor's values but return no tensor, besides those that work on lists of
@@ -42,23 +41,6 @@ READERS = frozenset(
         "__setitem__",
     }
 )
-
-
-def run_uncompiled() -> AbstractContextManager[object]:
-    """Return a context in which compiled parts of a network run operation by operation.
-
-    A mode sees the operations of code that was compiled within it alone, with its state as it was.
-
-    Example:
-        >>> net = torch.compile(torch.nn.Linear(3, 2), backend="eager")
-        >>> with run_uncompiled():
-        ...     net(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
-    """
-    if "torch._dynamo" not in sys.modules:  # its import takes seconds, and nothing is compiled
-        return nullcontext()
-    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
 
 
 class WeightInterceptor(TorchFunctionMode):

@@ -15,10 +15,11 @@ from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import MeanFieldGaussian, Posterior, WeightDraw
 from bayesify.distributions.structured import Group, ScaledGroup, StructuredGaussian
 from bayesify.estimators.estimator import Estimator, ForwardPass, ParameterUse, Treatment
-from bayesify.estimators.interception import WeightInterceptor, run_uncompiled
+from bayesify.estimators.interception import WeightInterceptor
 from bayesify.estimators.last_outputs import LastOutputs
 from bayesify.estimators.moments import ParameterMoments, closed_form_moments
 from bayesify.estimators.operations import LinearOperation
+from bayesify.estimators.uncompiled import run_uncompiled
 from bayesify.noise.keys import NoiseKey, NoiseSource
 
 __all__ = ["ParameterMoments", "PassState", "PerExampleEstimator"]

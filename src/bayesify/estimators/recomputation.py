@@ -12,7 +12,8 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch.overrides import _get_current_function_mode_stack
 
-from bayesify.estimators.interception import WeightInterceptor, run_uncompiled
+from bayesify.estimators.interception import WeightInterceptor
+from bayesify.estimators.uncompiled import run_uncompiled
 
 __all__ = ["recomputable"]
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bayesify.estimators.estimator import ParameterUse
-from bayesify.estimators.interception import WeightInterceptor, run_uncompiled, tensors_in
+from bayesify.estimators.interception import WeightInterceptor, tensors_in
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.out_of_memory import is_out_of_memory
+from bayesify.estimators.uncompiled import run_uncompiled
 
 __all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
 
