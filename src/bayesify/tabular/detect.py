@@ -225,12 +225,12 @@ class ColumnScan:
         """Return what to do with a target whose texts are all different."""
         if self._date_form() is not None:
             return "convert its dates to numbers, such as days, and use --task regression"
-        if 4 * self._numbers >= self.count:
-            texts = np.array(list(self.texts), dtype=object)
-            other = texts[np.isnan(NumberForm().parse(texts))][0]
+        texts = np.array(list(self.texts), dtype=object)
+        others = texts[np.isnan(NumberForm().parse(texts))]
+        if 4 * self._numbers >= self.count and len(others):
             return (
                 f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
-                f"{_shown(other)} as numbers too"
+                f"{_shown(others[0])} as numbers too"
             )
         return _OTHER_TARGET
 
