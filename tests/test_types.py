@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def check(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mypy") is None, reason="needs mypy")
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
 def test_a_prediction_has_the_type_of_its_likelihood(tmp_path: Path) -> None:
     found = check(PROGRAM, tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr

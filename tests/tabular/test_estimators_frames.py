@@ -97,6 +97,8 @@ def test_labels_of_every_type_of_pandas_keep_their_values(kind: str) -> None:
         labels = labels > 2**53
     model = BayesianMLPClassifier(steps=5, random_state=0).fit(x, pd.Series(labels).astype(kind))
     np.testing.assert_array_equal(model.classes_, np.unique(labels))
+    again = clone(model).fit(x, pd.DataFrame({"y": labels}).astype(kind))
+    np.testing.assert_array_equal(again.classes_, model.classes_)
     assert model.predict(x).dtype.kind == labels.dtype.kind or kind.startswith("uint")
     assert model.calibrate(x, pd.Series(labels, dtype=kind), cv=None) is model
 

@@ -15,7 +15,8 @@ __all__ = ["run_uncompiled"]
 class _Stance:
     """The compiler's stance, which all threads share: eager while at least one of them is within.
 
-    A thread that restored on its own what it had found would undo, or keep, that of another.
+    A thread that restored on its own what it had found would undo, or keep, that of another. A
+    stance that a program sets itself meanwhile, in another thread, is overwritten.
     """
 
     def __init__(self) -> None:

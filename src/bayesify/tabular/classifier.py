@@ -391,6 +391,8 @@ def _plain_labels(y: Any) -> Any:
     Raises:
         ValueError: a label is missing.
     """
+    if isinstance(y, pd.DataFrame) and y.shape[1] == 1:
+        y = y.iloc[:, 0]
     missing = np.asarray(pd.isna(np.asarray(y, dtype=object)))
     if y is not None and missing.any():
         raise ValueError(

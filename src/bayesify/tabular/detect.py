@@ -336,7 +336,7 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
-def find_target(scan: ColumnScan, task: str | None) -> Target:
+def find_target(scan: ColumnScan, task: str | None, ordered: Sequence[str] = ()) -> Target:
     """Return the target that a column holds, classes or numbers.
 
     Args:
@@ -344,6 +344,7 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
         task: ``"classification"`` or ``"regression"``; None decides by what the column holds:
             text that repeats, and whole numbers of at most 10 values that occur 5 times each on
             average, are classes.
+        ordered: all classes in their order, where the user names them.
 
     Raises:
         TableError: the target is empty or constant, has too many classes, is text that hardly
@@ -365,7 +366,7 @@ def find_target(scan: ColumnScan, task: str | None) -> Target:
             "there is nothing to learn; use another column for --target, or add rows with others"
         )
     number = scan.form is not None
-    is_chosen_here = task is None
+    is_chosen_here = task is None and not ordered
     if task is None:
         few = len(labels) <= _FEW_VALUES and scan.count >= _ROWS_EACH * len(labels)
         classes = not number or (scan.is_whole and (len(labels) == 2 or few))
@@ -410,17 +411,20 @@ def _check_classes(scan: ColumnScan, labels: Sequence[str]) -> None:
             f"the target {scan.name!r} has {many}, too many for classes; {mend}, or, if they are "
             "classes, use --task classification"
         )
-    if len(labels) > _FEW_VALUES and mend != _OTHER_TARGET:
+    some_other = mend != _OTHER_TARGET and len(labels) > _FEW_VALUES
+    if some_other or scan._date_form() is not None:
         scan.remarks.append(f"{scan.name}: its {many}, were taken for classes; {mend}")
     by_word: dict[str, list[str]] = {}
     for label in labels:
         by_word.setdefault(label.casefold(), []).append(label)
-    for alike in by_word.values():
-        if len(alike) > 1:
-            scan.remarks.append(
-                f"{scan.name}: {' and '.join(map(_shown, alike))} are {len(alike)} classes, though "
-                "they differ in upper and lower case only; write them alike if they are one"
-            )
+    alike = [words for words in by_word.values() if len(words) > 1]
+    if alike:
+        more = f", and so do {len(alike) - 1:,} others" if len(alike) > 1 else ""
+        scan.remarks.append(
+            f"{scan.name}: {' and '.join(map(_shown, alike[0]))} are {len(alike[0])} classes, "
+            f"though they differ in upper and lower case only{more}; write them alike if they are "
+            "one"
+        )
 
 
 def may_be_counts(target: Target) -> bool:

@@ -114,7 +114,7 @@ def fit_table(
             scan.update(chunk.texts(name))
     if not rows:
         raise no_rows(path)
-    found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
+    found = with_likelihood(find_target(scans[target], task, ordered), likelihood, limits, ordered)
 
     columns, dropped, carried, more = chosen_columns(
         file,

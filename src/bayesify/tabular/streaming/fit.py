@@ -150,7 +150,7 @@ def fit_stream(
         raise no_rows(path)
     for scan in scans.values():
         scan.finish()
-    found = with_likelihood(find_target(scans[target], task), likelihood, limits, ordered)
+    found = with_likelihood(find_target(scans[target], task, ordered), likelihood, limits, ordered)
     columns, dropped, carried, remarks = chosen_columns(file, scans, target, drop=drop, keep=keep)
     known = _known_targets(scans[target], found)
     _check_range(path, scans[target], found)
