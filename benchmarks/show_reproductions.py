@@ -20,32 +20,14 @@ from bayesify.reproduce import EXPERIMENTS, read_results, results_of
 from bayesify.reproduce.papers.blundell import bound, comparison
 
 README = DOCS.parent / "README.md"
-PAGES = (
-    "paper.md",
-    "recipe.md",
-    "bandits.md",
-    "documents.md",
-    "reproductions.md",
-    "calibration.md",
-    "comparison.md",
-    "bound.md",
-    "adapters.md",
-    "certificates.md",
-    "table-comparison.md",
-    "adr/0003-defaults-of-train.md",
-    "referee.md",
-    "small-networks.md",
-    "continual-learning.md",
-    "active-learning.md",
-    "which-posterior.md",
-)
 
 
 def main() -> None:
     """Write the pages and the figures."""
-    for name in PAGES:
-        path = DOCS / name
-        atomic_write(path, _filled(path.read_text(encoding="utf-8")))
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        if (filled := _filled(page)) != page:
+            atomic_write(path, filled)
     if rows := read_results(RESULTS / comparison.EXPERIMENT.name):
         insert(README, comparison.EXPERIMENT.name, comparison.headline(rows))
     if rows := read_results(RESULTS / bound.EXPERIMENT.name):

@@ -484,5 +484,17 @@ def test_what_was_taken_for_classes_is_said_where_it_may_be_wrong(
     assert schema.target.classes == tuple(sorted(set(cells)))
     found = [each for each in schema.remarks if "classes" in each]
     assert found == ([said] if said else [])
-    _, asked = fit_table(path, "y", task="classification")
-    assert not [each for each in asked.remarks if "classes" in each]
+    for options in ({"task": "classification"}, {"ordered": sorted(set(cells))}):
+        _, asked = fit_table(path, "y", **options)  # type: ignore[arg-type]
+        assert not [each for each in asked.remarks if "classes" in each]
+
+
+def test_labels_that_differ_in_case_are_one_note(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    cells = ["low", "Low", "high", "High", "HIGH"] * 12
+    path.write_text("x,y\n" + "".join(f"{i * i / 7},{cell}\n" for i, cell in enumerate(cells)))
+    found = [each for each in fit_table(path, "y")[1].remarks if "case only" in each]
+    assert found == [
+        "y: 'HIGH' and 'High' and 'high' are 3 classes, though they differ in upper and lower case "
+        "only, as others do; write them alike if they are one"
+    ]

@@ -222,7 +222,7 @@ class ColumnScan:
         return None
 
     def mend_of_target(self) -> str:
-        """Return what to do with a target whose texts are all different."""
+        """Return what to do with a target whose texts are no classes."""
         if self._date_form() is not None:
             return "convert its dates to numbers, such as days, and use --task regression"
         texts = np.array(list(self.texts), dtype=object)
@@ -419,7 +419,7 @@ def _check_classes(scan: ColumnScan, labels: Sequence[str]) -> None:
         by_word.setdefault(label.casefold(), []).append(label)
     alike = [words for words in by_word.values() if len(words) > 1]
     if alike:
-        more = f", and so do {len(alike) - 1:,} others" if len(alike) > 1 else ""
+        more = ", as others do" if len(alike) > 1 else ""
         scan.remarks.append(
             f"{scan.name}: {' and '.join(map(_shown, alike[0]))} are {len(alike[0])} classes, "
             f"though they differ in upper and lower case only{more}; write them alike if they are "

@@ -88,12 +88,9 @@ def test_one_draws_for_a_file_of_mnist_only(tmp_path: Path) -> None:
     assert not has_drawing(card(digits, 0.0, height=14))
 
 
-@pytest.mark.parametrize(
-    ("level", "shown"),
-    [(0.9, "90"), (0.905, "90.5"), (0.9505, "95.05"), (0.9005, "90.05"), (0.99999, "99.999")],
-)
-def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> None:
-    card = ModelCard(
+def of_numbers(level: float) -> ModelCard:
+    """The card of a regression whose intervals have a level."""
+    return ModelCard(
         name="run",
         source="run",
         task="regression",
@@ -104,7 +101,14 @@ def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> 
         threshold=None,
         threshold_origin="",
     )
-    text, _ = page(card)
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [(0.9, "90"), (0.905, "90.5"), (0.9505, "95.05"), (0.9005, "90.05"), (0.99999, "99.999")],
+)
+def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> None:
+    text, _ = page(of_numbers(level))
     assert f">{shown} % interval</h2>" in text
 
 
@@ -112,17 +116,7 @@ def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node")
-    card = ModelCard(
-        name="run",
-        source="run",
-        task="regression",
-        input="rows",
-        unit="1",
-        num_samples=1,
-        level=0.9,
-        threshold=None,
-        threshold_origin="",
-    )
+    card = of_numbers(0.9)
     text, _ = page(card)
     [function] = re.findall(r"^const digits = .*?^};$", text, re.MULTILINE | re.DOTALL)
     expected: dict[tuple[float, ...], str] = {
