@@ -243,6 +243,23 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 150, "temperature": 0.02, "lr": 3e-3},
             },
         ),
+        "moved-less": (
+            "moved and long, images moved by .05",
+            {
+                "moved": 0.05,
+                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 100},
+            },
+        ),
+        "moved-pixels": (
+            "moved and long, 10 % of the pixels dropped, 5 % in the second phase",
+            {
+                "moved": 0.1,
+                "dropout_input": 0.1,
+                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 100, "dropout_input": 0.05},
+            },
+        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
