@@ -251,6 +251,14 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
                 "tuning": {"epochs": 100},
             },
         ),
+        "moved-longest": (
+            "moved and long, but 300 epochs",
+            {
+                "moved": 0.1,
+                "bound": {"epochs": 300, "prune_between": [0.1, 0.8]},
+                "tuning": {"epochs": 100},
+            },
+        ),
         "moved-pixels": (
             "moved and long, 10 % of the pixels dropped, 5 % in the second phase",
             {
