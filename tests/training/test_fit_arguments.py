@@ -25,7 +25,13 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     StepLR,
 )
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from bayesify import (
     ELBO,
@@ -137,6 +143,26 @@ def test_a_minibatch_that_is_no_pair(dataset: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fit(elbo, DataLoader(dataset), epochs=1)
     assert not elbo.inputs
+
+
+def test_a_batch_sampler_may_draw_a_part_of_the_data() -> None:
+    data = TensorDataset(*CASE.data(N))
+
+    def run(batches: Any, num_data: int, **options: Any) -> None:
+        loader = DataLoader(data, batch_sampler=batches)
+        fit(ELBO(CASE.bnn(), num_data=num_data, **options), loader, epochs=1, progress=False)
+
+    part = BatchSampler(SubsetRandomSampler(range(8)), 4, drop_last=False)
+    run(part, 8)
+    with pytest.raises(ValueError, match="training examples, 8 or 22, got 9"):
+        run(part, 9)
+    twice = RandomSampler(data, replacement=True, num_samples=2 * N)
+    geometric: Any = {"num_batches": 4, "kl_weighting": "geometric"}
+    with pytest.raises(ValueError, match="got a loader of 44 examples an epoch"):
+        run(BatchSampler(twice, 11, drop_last=False), N, **geometric)
+    # A list of minibatches does not show which examples it was made of.
+    run([[0, 1], [2, 3]], 4)
+    run([[0, 1], [2, 3]], 4, num_batches=2, kl_weighting="geometric")
 
 
 @pytest.mark.parametrize("name", ["rho_lr_scale", "kl_warmup_epochs", "kl_warmup_power", "lr"])

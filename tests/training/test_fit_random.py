@@ -22,7 +22,14 @@ from tests.training.test_exact_posterior import correlated_regression
 from tests.training.test_fit import CASE, N, Recorder, loader
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from bayesify import ELBO, BayesianModule, Delta, Gaussian, GaussianLikelihood, fit, fit_replicas
 from bayesify.datasets import TensorLoader
@@ -62,30 +69,34 @@ class Eager(list[Any]):
         return iter([self[index] for index in order])
 
 
-def torchs_loader(kind: str) -> Any:
+def torchs_loader(kind: str, **workers: Any) -> Any:
     """torch's own loaders, each with another owner of the randomness."""
     data = TensorDataset(*CASE.data(N))
     own = torch.Generator()
     own.seed()  # of the moment: nothing may depend on it
     if kind == "global generator":
-        return DataLoader(data, 8, shuffle=True)
+        return DataLoader(data, 8, shuffle=True, **workers)
     if kind == "loader's generator":
-        return DataLoader(data, 8, shuffle=True, generator=own)
+        return DataLoader(data, 8, shuffle=True, generator=own, **workers)
     if kind == "sampler's generator":
-        return DataLoader(data, 8, sampler=RandomSampler(data, generator=own))
+        return DataLoader(data, 8, sampler=RandomSampler(data, generator=own), **workers)
+    if kind == "subset":
+        return DataLoader(data, 8, sampler=SubsetRandomSampler(range(N)), **workers)
     if kind == "batch sampler's generator":
         sampler = RandomSampler(data, generator=own)
-        return DataLoader(data, batch_sampler=BatchSampler(sampler, 8, drop_last=False))
+        batches = BatchSampler(sampler, 8, drop_last=False)
+        return DataLoader(data, batch_sampler=batches, **workers)
     if kind == "eager":
         return Eager(zip(*(part.split(2) for part in CASE.data(N)), strict=True))
     assert kind == "augmented"
     return DataLoader(Augmented(), 8, shuffle=True)
 
 
-KINDS = [
-    "global generator", "loader's generator", "sampler's generator", "batch sampler's generator",
-    "augmented", "eager",
+OF_TORCH = [
+    "global generator", "loader's generator", "sampler's generator", "subset",
+    "batch sampler's generator",
 ]  # fmt: skip
+KINDS = [*OF_TORCH, "augmented", "eager"]
 
 
 def trained_on(data: Any, *, seed: int = 4, net: nn.Module | None = None) -> Recorder:
@@ -118,6 +129,19 @@ def test_the_order_of_the_data_is_a_function_of_seed_and_epoch(kind: str) -> Non
         again = make()
         assert torch.equal(torch.cat(trained_on(again).inputs), torch.cat(one.inputs))
         assert torch.equal(torch.cat(trained_on(again).inputs), torch.cat(one.inputs))
+
+
+# Other tests may have loaded JAX, which warns of its threads; the workers do not use it.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@ignored
+@loop_over("kind", OF_TORCH)
+@pytest.mark.parametrize("persist", [False, True])
+def test_workers_bring_the_order_of_no_workers(kind: str, *, persist: bool) -> None:
+    inputs = torch.cat(trained_on(torchs_loader(kind)).inputs)
+    data = torchs_loader(kind, num_workers=1, persistent_workers=persist)
+    own = data.generator
+    assert torch.equal(torch.cat(trained_on(data).inputs), inputs)
+    assert data.generator is own, "the loader is left as it was"
 
 
 def with_dropout() -> nn.Module:

@@ -30,6 +30,7 @@ from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError, read_tensors
 from bayesify.training import member
 from bayesify.training.history import History
+from bayesify.training.progress import Callback
 from bayesify.training.schedules import cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
@@ -392,6 +393,40 @@ def test_a_schedule_is_resumed_with_as_many_minibatches(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="by steps, and epochs of 3 minibatches; resume it with"):
         run("cosine")
     assert len(run("constant")) == 2
+
+
+def test_a_schedule_of_more_epochs_begins_at_its_own_rate(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def run(name: str, epochs: int, action: Any = None) -> None:
+        made: list[SGD] = []
+
+        def sgd(groups: Any) -> SGD:
+            made.append(SGD(groups, lr=0.1))
+            made[0].register_step_pre_hook(lambda *_: rates.append(made[0].param_groups[0]["lr"]))
+            return made[0]
+
+        class Editing(Callback):
+            def on_epoch(self, *_: Any) -> None:
+                if action is not None:
+                    action(made[0].param_groups[0])
+
+        options: Any = {"epochs": epochs, "scheduler": cosine, "optimizer": sgd}
+        data = TensorLoader(*CASE.data(N), 8, seed=1)
+        folder = {"checkpoint_dir": tmp_path / name, "resume": True, "progress": False}
+        fit(Setup().objective(), data, callback=Editing(), **options, **folder)
+
+    run("whole", 4)
+    whole = rates.copy()
+    for epochs in (2, 4):
+        rates.clear()
+        run("parts", epochs)
+    assert rates == whole[6:]
+    # A rate that a callback has set is not the schedule's.
+    run("edited", 2, lambda group: group.update(lr=0.25))
+    rates.clear()
+    run("edited", 4)
+    assert rates[0] == 0.25
 
 
 class Weighted(ELBO):

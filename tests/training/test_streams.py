@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 import torch
 from tests.loops import loop_over
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import bayesify as bf
 from bayesify.training import ShortStreamWarning
 from bayesify.training.progress import Callback
+from bayesify.training.schedules import cosine
 
 pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
 
@@ -88,6 +92,25 @@ def test_a_stream_goes_on_within_an_epoch(tmp_path: Path) -> None:
     assert torch.equal(weights(loader, resume=True, **folder), weights(loader))
 
 
+def test_a_stream_that_drops_its_last_minibatch_has_its_number() -> None:
+    rates: list[float] = []
+
+    def sgd(groups: Any) -> SGD:
+        made = SGD(groups, lr=0.1)
+        made.register_step_post_hook(lambda *_: rates.append(made.param_groups[0]["lr"]))
+        return made
+
+    def run(data: Any) -> bf.ELBO:
+        objective = elbo()
+        loader = DataLoader(data, batch_size=4, drop_last=True)
+        bf.fit(objective, loader, epochs=2, scheduler=cosine, optimizer=sgd, progress=False)
+        return objective
+
+    streamed, indexed = run(Stream()), run(TensorDataset(X, Y))
+    assert streamed.step == indexed.step == 4
+    assert rates[:4] == rates[4:]
+
+
 class Shard(Stream):
     """Each worker brings rows of its own."""
 
@@ -109,6 +132,24 @@ def test_the_workers_of_a_stream_bring_all(stream: Shard, batch_size: int) -> No
     objective = elbo()
     bf.fit(objective, DataLoader(stream, batch_size, num_workers=2), epochs=1)
     assert objective.step == 2, "one minibatch of five rows from each"
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("batch_size", "rows", "steps"), [(4, 5, 2), (2, 5, 4), pytest.param(2, 2, 2, id="short")]
+)
+def test_workers_may_each_drop_a_minibatch(batch_size: int, rows: int, steps: int) -> None:
+    """Each of two workers has five rows, the last of which it drops, or fewer."""
+
+    class Few(Shard):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            yield from islice(super().__iter__(), rows)
+
+    objective = elbo()
+    loader = DataLoader(Few(), batch_size, num_workers=2, drop_last=True)
+    with pytest.warns(ShortStreamWarning) if 2 * rows < N else nullcontext():
+        bf.fit(objective, loader, epochs=1)
+    assert objective.step == steps
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")

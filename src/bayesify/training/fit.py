@@ -66,10 +66,11 @@ def fit(
     are seeded at each step and before each validation, and restored afterwards. A run that is
     stopped and resumed therefore ends with the same weights, bit for bit on one machine, as an
     uninterrupted one; docs/adr/0004 names an exception, and what is drawn in workers that persist
-    (``persistent_workers=True``), or comes in any order (``in_order=False``), is another. Ctrl-C
-    ends the step, writes a checkpoint and raises KeyboardInterrupt. A further call continues with
-    other orders of the data and other masks, as its epochs are counted on from the steps of the
-    objective.
+    (``persistent_workers=True``), or comes in any order (``in_order=False``), is another. With
+    workers the order of torch's samplers is the same as without; what is drawn in a worker depends
+    on their number. Ctrl-C ends the step, writes a checkpoint and raises KeyboardInterrupt. A
+    further call continues with other orders of the data and other masks, as its epochs are counted
+    on from the steps of the objective.
 
     Under ``torch.distributed`` all processes call ``fit`` alike and train one network together:
     each takes its rows of every minibatch and weights of its own, and the gradients are added up.

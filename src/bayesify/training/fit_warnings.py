@@ -124,7 +124,10 @@ def warn_of_short_stream(loader: object, num_data: int, brought: int) -> None:
     size = getattr(loader, "batch_size", None)
     if not size or (isinstance(loader, Sized) and _has_length(loader)):
         return
-    if brought < -(-num_data // int(size)):
+    counted = num_data
+    if getattr(loader, "drop_last", False):  # each worker leaves out at most so many
+        counted -= max(1, getattr(loader, "num_workers", 0)) * (int(size) - 1)
+    if brought < -(-counted // int(size)):
         warnings.warn(
             f"the loader ended after {brought} minibatches of up to {size} examples, fewer than "
             f"the objective's num_data of {num_data}: the KL has the weight for {num_data}; give "

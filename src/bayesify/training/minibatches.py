@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, kept_generators, seed_global_generators
@@ -38,7 +38,8 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
 
     A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
     ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
-    the first may bring one more, since each ends with a minibatch that is not full.
+    the first may bring one more, since each ends with a minibatch that is not full, unless
+    ``drop_last`` leaves these out.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -60,6 +61,8 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
                 f"got a {type(loader).__name__} without both; use a DataLoader, also over an "
                 "IterableDataset, or give your class a __len__"
             ) from None
+        if getattr(loader, "drop_last", False):
+            return num_data // int(size)
         others = max(0, getattr(loader, "num_workers", 0) - 1)
         return -(-num_data // int(size)) + others
 
@@ -78,7 +81,8 @@ def minibatches(
 
     There are ``length`` of them; None is the loader's own.
 
-    The order of the data is a function of seed and epoch. Before each minibatch is fetched the
+    The order of the data is a function of seed and epoch, with workers the same as without, if it
+    is drawn with the first minibatch, as torch's samplers do. Before each minibatch is fetched the
     global generators of torch, Python and NumPy are seeded by seed and step, so that random
     augmentation and dropout are functions of these, whether or not the run was interrupted before.
     They are left as they were when the iteration ends or is closed; generators of the loader's own
@@ -91,8 +95,11 @@ def minibatches(
     length = len(loader) if length is None else length
 
     with kept_generators(), _seeded(loader, epoch, epoch_seed):
-        seed_global_generators(seed, Stream.SHUFFLE, epoch)
-        torch.manual_seed(epoch_seed)  # the order of the data is that of earlier versions
+        if _has_workers(loader):  # which fetch the first minibatches now
+            seed_global_generators(seed, Stream.DROPOUT, epoch * length, 0)
+        else:
+            seed_global_generators(seed, Stream.SHUFFLE, epoch)
+            torch.manual_seed(epoch_seed)  # the order of the data is that of earlier versions
         iterator = iter(loader)
         for batch in range(length):
             # A sampler draws the order with the first minibatch, the same in all processes.
@@ -191,15 +198,17 @@ def num_data_of(loader: Loader) -> set[int]:
     """The possible numbers of examples in an epoch; empty if the loader does not tell."""
     if hasattr(loader, "num_data"):
         return {loader.num_data}
-    if getattr(loader, "batch_sampler", "") is None:  # its data set brings whole minibatches
+    brings_batches = getattr(loader, "batch_sampler", "") is None  # of the data set's own
+    if brings_batches or _has_own_batches(loader):
         return set()
     # A sampler may draw a part of the data set, as a split does, or repeat some of it; one of
     # several processes draws a part of what all draw.
-    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
-        sampler: Any = getattr(loader, "sampler", None)
-        return {len(sampler.dataset)}
-    owners: tuple[Any, ...] = tuple(getattr(loader, n, None) for n in ("dataset", "sampler"))
-    return {len(owner) for owner in owners if hasattr(owner, "__len__")}
+    sampler = _sampler_of(loader)
+    if isinstance(sampler, DistributedSampler):
+        whole: Any = sampler.dataset
+        return {len(whole)}
+    owners = (getattr(loader, "dataset", None), sampler)
+    return {len(owner) for owner in owners if isinstance(owner, Sized)}
 
 
 def epoch_size_of(loader: Loader) -> int | None:
@@ -212,31 +221,50 @@ def epoch_size_of(loader: Loader) -> int | None:
     """
     if hasattr(loader, "num_data"):
         return int(loader.num_data) * getattr(loader, "passes", 1)
-    sampler = getattr(loader, "sampler", None)
+    sampler = _sampler_of(loader)
     if getattr(loader, "batch_sampler", None) is None or isinstance(sampler, DistributedSampler):
         return None
-    return len(sampler) if isinstance(sampler, Sized) else None
+    return len(sampler) if isinstance(sampler, Sized) and not _has_own_batches(loader) else None
+
+
+def _sampler_of(loader: Loader) -> object:
+    """Return what draws the examples; beside a ``batch_sampler`` a DataLoader names another."""
+    drawing = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    return getattr(loader, "sampler", None) if drawing is None else drawing
+
+
+def _has_own_batches(loader: Loader) -> bool:
+    """Return whether a ``batch_sampler`` was given that does not show what it draws."""
+    batches = getattr(loader, "batch_sampler", None)
+    given = batches is not None and getattr(loader, "batch_size", None) is None
+    return given and getattr(batches, "sampler", None) is None
+
+
+def _has_workers(loader: Loader) -> TypeGuard[DataLoader[Any]]:
+    return isinstance(loader, DataLoader) and loader.num_workers > 0
 
 
 @contextmanager
 def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
-    """Seed a loader's own generators for an epoch, and those that its samplers lack."""
+    """Seed a loader's own generators for an epoch."""
     batch_sampler: Any = getattr(loader, "batch_sampler", None)
     samplers: list[Any] = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
-    # Workers that persist draw a seed in the first epoch of a process only, so that the global
-    # generator would give a resumed run another order.
-    persist = getattr(loader, "persistent_workers", False)
-    lacking = [each for each in samplers if persist and getattr(each, "generator", ...) is None]
     for owner in (loader, batch_sampler, *samplers):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
-    for sampler in lacking:
-        sampler.generator = torch.Generator().manual_seed(epoch_seed)
+    if not _has_workers(loader):
+        yield
+        return
+    # The seed of the workers is drawn first, of those that persist in the first epoch of a process
+    # only. With a generator of its own it leaves those that draw the order as they are; the
+    # loader's, which the sampler may have too, gives one number, as without workers.
+    own, loader.generator = loader.generator, torch.Generator().manual_seed(epoch_seed)
+    if own is not None:
+        torch.empty((), dtype=torch.int64).random_(generator=own)
     try:
         yield
     finally:
-        for sampler in lacking:
-            sampler.generator = None
+        loader.generator = own
