@@ -59,13 +59,16 @@ def test_it_predicts_what_the_command_line_writes(place: Path) -> None:
 def test_an_identifier_with_the_name_of_an_output_leaves_numbers(tmp_path: Path) -> None:
     x = np.linspace(-1.0, 1.0, 60)
     rows = pd.DataFrame({"total": range(1, 61), "x": x, "std": [f"key {i}" for i in range(60)]})
+    rows["std (input)"] = [f"other {i}" for i in range(60)]
     rows["y"] = np.sin(3.0 * x)
     rows.to_csv(tmp_path / "t.csv", index=False)
     with quick_runs():
         out = ("--out", tmp_path / "run", *QUICK)
         assert bayesify("train", tmp_path / "t.csv", "--target", "y", *out).code == 0
     found = bf.open_run(tmp_path / "run").predict(rows)
-    assert found["std (input)"].tolist() == rows["std"].tolist()
+    assert found.columns.is_unique
+    assert found["std (input)"].tolist() == rows["std (input)"].tolist()
+    assert found["std (input) (input)"].tolist() == rows["std"].tolist()
     assert {str(found[name].dtype) for name in ("mean", "std", "total")} == {"float64"}
 
 

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -473,6 +474,28 @@ def test_a_storage_that_cannot_be_opened(tmp_path: Path, url: str, told: str) ->
     assert told in str(error.value)
     assert "secret" not in str(error.value)
     assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_database_of_another_version(tmp_path: Path, *, is_shared: bool) -> None:
+    run, data = a_run(tmp_path)
+    options = {"storage": shared(tmp_path)} if is_shared else {}
+    searched(run, data, 1, **options)
+    file = tmp_path / "search.db" if is_shared else run.folder / "tuning.db"
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("update alembic_version set version_num = 'v2.6.0.a'")
+    where = "tune-storage must be the URL" if is_shared else "tuning.db, the search, must be a file"
+    with pytest.raises((ConfigError, RunError), match=f"{where}.*storage upgrade"):
+        searched(run, data, 2, **options)
+
+
+def test_a_database_that_fails_within_a_search(tmp_path: Path) -> None:
+    run, data = a_run(tmp_path)
+    searched(run, data, 1, storage=shared(tmp_path))
+    read_only = f"sqlite:///file:{tmp_path / 'search.db'}?mode=ro&uri=true"
+    told = "the database of the search failed: .*readonly database.*; the trials that it holds are"
+    with pytest.raises(RunError, match=told):
+        searched(run, data, 2, storage=read_only)
 
 
 def test_given_settings_are_not_searched(tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ def test_bad_tables(tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.JSON.gz"])
+def test_a_file_of_json_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"x": 1, "y": 2}\n')
+    said = bayesify("train", tmp_path / name, "--target", "y", "--out", tmp_path / "run", *QUICK)
+    check_refused(said, "is JSON by its name; save the table as CSV or Parquet")
+
+
 BAD_OPTIONS = {
     "": "a table needs --target NAME, the column of",
     "--target z": "has no column 'z'",

@@ -96,6 +96,12 @@ def test_every_command_knows_the_likelihood(run: Path, csv_file: Path, tmp_path:
     metrics = json.loads((run / "metrics.json").read_text())
     assert np.isfinite(metrics["test"]["nll"])
     assert metrics["baseline"]["nll"] > 0.0
+    if "rmse" in metrics["baseline"]:
+        data = Run.open(run).load_data()
+        assert isinstance(data, TableData)
+        errors = data.numbers(data.test_targets) - metrics["baseline"]["prediction"]
+        rmse = errors.double().square().mean().sqrt().item()
+        assert metrics["baseline"]["rmse"] == pytest.approx(rmse, rel=1e-5)
     assert as_json("evaluate", run)["test"] == metrics["test"]
     whole = as_json("evaluate", run, csv_file)
     assert whole["rows_measured"] == 80
@@ -131,6 +137,14 @@ def test_every_command_knows_the_likelihood(run: Path, csv_file: Path, tmp_path:
     assert found.iloc[:, 1].astype(str).tolist()[0][:4] == list(rows[0].values())[1][:4]
     assert bayesify("predict", run, csv_file, "--out", tmp_path / "c.csv", "--conformal", "--level",
                     "0.8").code == 0  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_export_tells_where_it_has_no_intervals(run: Path, tmp_path: Path) -> None:
+    said = bayesify("export", run, "--out", tmp_path / "net.onnx", "--samples", "3")
+    assert said.code == 0, said.err
+    lacks = run.name in ("poisson", "negative-binomial", "student-t")
+    assert ("no quantiles, hence no intervals" in said.err) == lacks
 
 
 def test_the_network_as_it_is_has_one_error(run: Path) -> None:

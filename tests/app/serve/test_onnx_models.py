@@ -194,7 +194,10 @@ def test_a_file_of_a_table_gets_raw_columns(table: Path) -> None:
     assert [each["outside"] for each in answers] == ["Oslo", "not Rome", ""]
     assert [each["abstain"] for each in answers] == [False, True, False]
     assert response.json()["level"] == pytest.approx(0.9)
-    assert wrong.json()["detail"] == 'examples[0].x: must be a number or null, got "a"'
+    assert wrong.json()["detail"] == (
+        "examples[0].x: must be a number or null, or a text as training's: numbers with a decimal "
+        'point, got "a"'
+    )
     # This graph makes NaN of a missing value, which is no answer.
     assert missing.status_code == 422
     assert "a prediction must be finite" in missing.json()["detail"]

@@ -1,7 +1,6 @@
 """The page of ``bayesify serve``: what it offers, its script in Node, and its use in Chromium.
 
-The last two are left out where Node, or Playwright (``pip install playwright``) or Chromium, is
-missing.
+Those are left out where Node, or Playwright (``pip install playwright``) or Chromium, is missing.
 """
 
 from __future__ import annotations
@@ -11,12 +10,17 @@ import json
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 from tests.app.cli.test_cli import bayesify
 
 from bayesify.app.runs import Run
@@ -27,6 +31,7 @@ from bayesify.app.serve.run_model import RunModel
 from bayesify.export import ExportMetadata
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+NOTHING = "\N{EN DASH}"
 TRAINED = ["--hidden", "200", "--epochs", "8", "--threads", "1"]
 
 
@@ -137,15 +142,104 @@ def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:
     assert json.loads(said.stdout) == [*expected.values()]
 
 
-@pytest.mark.slow
-def test_the_page_answers_while_one_draws_and_types(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program that uses the page in a browser."""
     pytest.importorskip("playwright", reason="needs Playwright")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    served = importlib.import_module("serve_page")
-    if served.CHROMIUM is None:
+    found = importlib.import_module("serve_page")
+    if found.CHROMIUM is None:
         pytest.skip("needs Chromium")
+    return found
+
+
+@contextmanager
+def opened(served: Any, run: Path) -> Iterator[Any]:
+    """The page of a run in a browser, whose script must raise no error."""
+    errors: list[str] = []
+    with served.sync_playwright() as playwright, served.service(str(run)) as started:
+        browser = playwright.chromium.launch(executable_path=served.CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(started["url"])
+        yield page
+        browser.close()
+    assert not errors
+
+
+@pytest.mark.slow
+def test_a_field_holds_what_its_column_may_and_is_sent_as_it_is(
+    served: Any, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    rows = [
+        f"{'ab'[i % 2]};{i % 7};{i % 9 + 1}.234,5 EUR;{i * 37 % 11 or ''};"
+        f"2024-05-{i % 28 + 1:02} {i % 24:02}:07;{i % 13}"
+        for i in range(120)
+    ]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["__proto__;value;price;v;ts;y", *rows]))
+    options = ["--epochs", "2", "--passes", "2", "--hidden", "4", "--test-samples", "3"]
+    assert bayesify("train", table, "--target", "y", "--out", tmp_path / "run", *options).code == 0
+    with opened(served, tmp_path / "run") as page:
+        answer, problem = page.locator("#answer"), page.locator("#problem")
+        expect(answer).not_to_have_text(NOTHING)
+        expect(page.locator("#row .field")).to_have_count(5)
+        assert re.fullmatch(r"2024-05-\d\dT\d\d:\d\d", page.locator("[name=ts]").input_value())
+        page.locator("[name=price]").fill("1.234")
+        expect(problem).to_contain_text("price: must be a number or null, or a text as training's")
+        expect(problem).to_contain_text("the unit 'EUR'")
+        expect(answer).to_have_text(NOTHING)
+        expect(page.locator("#total")).to_have_text(NOTHING)
+        page.locator("[name=price]").fill("1.234 EUR")
+        expect(problem).to_be_empty()
+        expect(answer).not_to_have_text(NOTHING)
+        page.locator("[name=v]").fill("")
+        expect(answer).not_to_have_text(NOTHING)
+        page.locator("[name=v]").press_sequentially("1e")
+        expect(problem).to_have_text("v must be a number, or be left empty.")
+        expect(answer).to_have_text(NOTHING)
+        page.locator("#clear").click()
+        expect(problem).to_be_empty()
+        expect(answer).not_to_have_text(NOTHING)
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_no_longer_asked_for_is_not_shown(
+    served: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    def late(route: Any) -> None:
+        time.sleep(0.5)
+        route.continue_()
+
+    def draw() -> None:
+        page.locator("#drawing").click(position={"x": 90, "y": 90})
+
+    nothing = tmp_path / "nothing.png"
+    Image.new("LA", (28, 28), (0, 0)).save(nothing)
+    with opened(served, runs["digits"]) as page:
+        draw()
+        expect(page.locator("#bars .name")).to_have_count(10)
+        page.route("**/predict", late)
+        with page.expect_response("**/predict"):
+            draw()
+            page.locator("#clear").click()
+        expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
+        for part in ("#answer", "#total", "#epistemic"):
+            expect(page.locator(part)).to_have_text(NOTHING)
+        expect(page.locator("#bars .name")).to_have_count(0)
+        expect(page.locator("#votes")).to_be_empty()
+        page.locator("#file").set_input_files(nothing)
+        expect(page.locator("#problem")).to_contain_text("Nothing is to be seen in the image")
+
+
+@pytest.mark.slow
+def test_the_page_answers_while_one_draws_and_types(
+    served: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
     digits = tmp_path / "digits"
     assert bayesify("train", "mnist", "--out", digits, *TRAINED).code == 0
     found = served.check([str(digits), str(runs["regression"])], tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
+import gzip
 import io
 import json
 import math
@@ -19,6 +21,8 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from tests.app.cli.test_cli import bayesify
+from tests.app.cli.test_tables import QUICK
 from tests.app.serve.conftest import Client
 from torch import Tensor
 
@@ -72,7 +76,7 @@ def test_the_example_of_openapi_is_answered(client: Client, kind: str) -> None:
     assert set(response.json()) == set(model.model_fields)
     answer: Any = found.answers[0]
     assert 0.0 <= answer.epistemic <= answer.total + 1e-6
-    assert answer.abstain == (answer.total > card["threshold"])
+    assert answer.abstain == (answer.total > 1.0001 * card["threshold"])
     if isinstance(found, ClassAnswers):
         assert sum(answer.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
         assert answer.prediction == max(answer.probabilities, key=answer.probabilities.get)
@@ -83,6 +87,32 @@ def test_the_example_of_openapi_is_answered(client: Client, kind: str) -> None:
         assert answer.std**2 == pytest.approx(answer.total)
         assert len(answer.votes) == 16
         assert found.level == 0.9
+
+
+def test_probes_without_a_body_are_answered(client: Client) -> None:
+    for path in ("/", "/health", "/model", "/metrics", "/openapi.json"):
+        assert client("digits").head(path).status_code == 200
+
+
+def test_rows_with_the_total_of_the_threshold_are_answered_in_any_number(tmp_path: Path) -> None:
+    """Of three groups of equal rows, the totals differ by rounding with the size of a pass."""
+    lines = [f"{'ABC'[i % 3]},{i % 3 + 0.01 * (i % 7)}" for i in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["k,y", *lines]))
+    said = bayesify("train", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "r", *QUICK)
+    assert said.code == 0, said.err
+    run = Run.open(tmp_path / "r")
+    rows = [{"k": each} for each in "ABC"]
+    for coverage in (0.3, 0.6, 0.95):
+        options = {"num_samples": 16, "level": 0.9, "coverage": coverage}
+        served = RunModel(run, run.load_module(), **options)
+        found = {
+            bool(answer["abstain"])
+            for size in (1, 2, 3, 64)
+            for row in rows
+            for answer in served.predict(served.read(Examples([row] * size)))
+            if math.isclose(answer["total"], served.card.threshold or 0.0, rel_tol=1e-5)
+        }
+        assert found == {False}
 
 
 def test_health_metrics_and_no_page_of_others(client: Client) -> None:
@@ -453,6 +483,28 @@ def test_other_types_of_content(client: Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         response = service.post("/predict", content=b"{}", headers={"content-type": kind})
         refused(response, 415, "Content-Type must be application/json")
+    compressed = {**JSON, "content-encoding": "gzip"}
+    response = service.post("/predict", content=gzip.compress(b"{}"), headers=compressed)
+    refused(response, 415, 'must not be compressed, got the header Content-Encoding with "gzip"')
+
+
+def test_a_body_may_begin_with_the_mark_of_utf_8(client: Client) -> None:
+    service = client("regression")
+    body = example_request(ModelCard(**service.get("/model").json()))
+    assert post(service, codecs.BOM_UTF8 + json.dumps(body).encode()).status_code == 200
+    refused(post(service, json.dumps(body).encode("utf-16")), 422, "the body must be JSON in UTF-8")
+
+
+def test_a_number_is_as_large_in_json_as_in_a_text(client: Client) -> None:
+    service = client("regression")
+    card = ModelCard(**service.get("/model").json())
+    [name] = [column.name for column in card.columns if column.kind == "number"]
+    row = example_request(card)["examples"][0]
+    bodies = [{"examples": [row | {name: value}]} for value in (1e305, "1e305", 10**309)]
+    number, text, larger = (post(service, body) for body in bodies)
+    assert number.json() == text.json()
+    assert number.status_code == text.status_code
+    refused(larger, 422, "must be a finite number, got infinity or a number too large")
 
 
 @pytest.mark.parametrize("name", ["max_batch", "max_examples", "max_body_mb", "queue", "timeout_s"])

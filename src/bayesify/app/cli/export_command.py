@@ -53,8 +53,9 @@ def export(
     examples stay below. Its outputs are compared with PyTorch's before it is written.
 
     The graph of a table's run takes the raw columns by name: numbers, dates as days since 1970,
-    and texts; missing cells are NaN or empty texts. It does all that predict does. For numbers the
-    outputs are mean, std, quantiles, and total and epistemic, which are variances.
+    and texts; missing cells are NaN or empty texts. It does all that predict does, but for the
+    intervals of counts and of Student's t. For numbers the outputs are mean, std, quantiles (not of
+    counts and Student's t), and total and epistemic, which are variances.
     """
     from bayesify.app.runs.export import check_export, export_run
     from bayesify.app.runs.export_table import check_table_export, export_table_run
@@ -107,6 +108,11 @@ def _table_lines(found: dict[str, Any], target: Target) -> list[str]:
         f"{num_inputs} input{'s'[: num_inputs != 1]}, the columns of the table",
         f"largest difference from PyTorch: {found['largest_difference']:.1g}",
     ]
+    if not target.classes and "quantiles" not in found["outputs"]:
+        lines.append(
+            "no quantiles, hence no intervals: ONNX lacks the distribution function; bayesify "
+            "predict and bayesify serve have them from the run"
+        )
     if found["threshold"] is not None:
         unit = "nats" if target.classes else f"squared units of {target.name}"
         lines.append(

@@ -330,8 +330,20 @@ def table_predictions(
     """
     carried = [name for name in table.schema.carried if name in table.file.columns]
     own = ["row", *predictions.header, "outside_training", "outside_column"]
-    header = [own[0], *(f"{name} (input)" if name in own else name for name in carried), *own[1:]]
+    header = [own[0], *_names_beside(own, carried), *own[1:]]
     return header, _table_rows(table, predictions, carried)
+
+
+def _names_beside(own: Sequence[str], carried: Sequence[str]) -> list[str]:
+    """Return the names of carried columns, those of our own columns with "(input)" after them."""
+    taken, names = {*own, *carried}, []
+    for name in carried:
+        new = name
+        while new in own or (new != name and new in taken):
+            new += " (input)"
+        taken.add(new)
+        names.append(new)
+    return names
 
 
 def _table_rows(

@@ -62,9 +62,10 @@ def baseline(data: TableData) -> dict[str, Any]:
     Returns:
         For classes ``prediction``, the most frequent one in training, its ``error`` in percent, and
         ``nll`` and ``brier`` of the training rows' shares, where a class without a row counts as
-        half a row. For numbers ``prediction``, the mean of
-        the training rows, its ``rmse``, and ``nll`` and ``crps`` of the Gaussian with their mean
-        and standard deviation; of counts those of the likelihood with their mean and variance.
+        half a row. For numbers ``prediction``, the mean of the training rows, its ``rmse``, and
+        ``nll`` and ``crps`` of the Gaussian with their mean and standard deviation; of counts those
+        of the likelihood with their mean and variance. Of censored numbers all are those of the
+        Gaussian within the limits.
     """
     targets = targets_in_units(data)
     if data.class_names:
@@ -79,8 +80,9 @@ def baseline(data: TableData) -> dict[str, Any]:
         return {"prediction": name, **error, "nll": found["nll"], "brier": found["brier"]}
     every, numbers = _same_number(data, targets), data.numbers(data.train_targets)
     found = regression_metrics(every, targets)
+    prediction = float(numbers.mean()) if data.likelihood in _UNCLIPPED else data.shift
     return {
-        "prediction": float(numbers.mean()) if data.likelihood in _UNCLIPPED else data.shift,
+        "prediction": prediction if data.limits.are_open else float(every.mean.flatten()[0]),
         **{name: found[name] for name in ("rmse", "nll", "crps")},
     }
 

@@ -44,7 +44,8 @@ def open_study(
 
     Raises:
         ConfigError: the storage cannot be opened.
-        RunError: the folder holds the study of another table or encoder, or of other settings.
+        RunError: the folder holds the study of another table or encoder, or of other settings; or
+            the database fails within the block.
     """
     assert run.table is not None
     encoded = [column for column in run.table.columns if isinstance(column, EncodedColumn)]
@@ -109,13 +110,24 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
         # Processes that share a file wait for each other.
         patience = {"connect_args": {"timeout": 60}} if url.drivername == "sqlite" else {}
         database = _with_tables(url.render_as_string(hide_password=False), patience)
-    except (ImportError, SQLAlchemyError, StorageInternalError) as error:
+    # Optuna has a RuntimeError for a database of another version.
+    except (ImportError, RuntimeError, SQLAlchemyError, StorageInternalError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if storage is None:
+            file = run.folder / TUNING_STUDY
+            raise RunError(f"{file}, the search, must be a file that opens: {reason}") from error
         raise ConfigError(
             "tune-storage must be the URL of a database that can be opened, such as "
-            f"sqlite:////shared/search.db: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"sqlite:////shared/search.db: {reason}"
         ) from error
     try:
         yield database
+    except (SQLAlchemyError, StorageInternalError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise RunError(
+            f"the database of the search failed: {reason}; the trials that it holds are kept: make "
+            "it one that can be written, and run the same command again"
+        ) from error
     finally:
         database.remove_session()
         database.engine.dispose()

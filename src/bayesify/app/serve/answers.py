@@ -23,13 +23,18 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
+#: A total above the threshold by less than this part of it is taken for equal: rounding in float32
+#: depends on the other examples of a pass, and many rows may have the very total of the threshold.
+_ROUNDING = 1e-4
+
 
 class _Answer(BaseModel):
     #: Total uncertainty: entropy in nats, or variance in squared units of the target.
     total: float
     #: Its part that is due to uncertain weights.
     epistemic: float
-    #: Whether the total uncertainty is above the threshold; null without a threshold.
+    #: Whether the total uncertainty is above the threshold, by more than rounding; null without a
+    #: threshold.
     abstain: bool | None
     #: The column in which a row lies outside the training data, "" if it lies within; null if this
     #: is not known.
@@ -183,11 +188,12 @@ def _common(
     total: Array, epistemic: Array, threshold: float | None, outside: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     places: Sequence[str | None] = [None] * len(total) if outside is None else outside
+    most = None if threshold is None else threshold * (1.0 + _ROUNDING)
     return [
         {
             "total": whole,
             "epistemic": part,
-            "abstain": None if threshold is None else whole > threshold,
+            "abstain": None if most is None else whole > most,
             "outside": place,
         }
         for whole, part, place in zip(total.tolist(), epistemic.tolist(), places, strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import sys
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,9 +111,9 @@ def parse_examples(body: bytes, *, most: int) -> Examples:
         [{'age': 38}]
     """
     try:
-        content = from_json(body)
+        content = from_json(body.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        raise InputError((), f"the body must be JSON: {error}") from error
+        raise InputError((), f"the body must be JSON in UTF-8: {error}") from error
     if not isinstance(content, dict):
         raise InputError((), f"the body must be an object, got {described(content)}")
     for name in content:
@@ -160,4 +162,5 @@ def described(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if value != value:
         return "NaN"
-    return f"{float(value):g}" if abs(value) < 1e300 else "infinity or a number too large"
+    fits = abs(value) <= sys.float_info.max  # a whole number of JSON may have any length
+    return f"{float(value):g}" if fits else "infinity or a number too large"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -147,7 +148,7 @@ def _values(column: Column, cells: list[Any], limit: PixelLimit) -> Cells:
                 fits = [level for level in column.levels if level.lower() == word]
                 texts[place] = word if word in fits or not fits else fits[0]
         elif isinstance(cell, int | float):
-            if not abs(cell) < 1e300:  # NaN too
+            if not abs(cell) <= sys.float_info.max:  # NaN too
                 raise InputError(
                     path,
                     f"must be a finite number, got {described(cell)}; write null for a missing "
@@ -230,7 +231,7 @@ def _is_code(level: str) -> bool:
 
 def _wanted(column: Column) -> str:
     if isinstance(column, NumberColumn):
-        return "a number or null"
+        return f"a number or null, or a text as training's: {column.form.words}"
     if isinstance(column, FlagColumn):
         no, yes = column.words
         return f'true, false, "{yes}", "{no}" or null'
@@ -269,7 +270,9 @@ def _description(column: Column) -> model.Column:
     if isinstance(column, DateColumn):
         # A span of days beyond what datetime holds has the epoch for an example.
         days = column.mean if abs(column.mean) < 700_000 else 0.0
-        example = (date(1970, 1, 1) + timedelta(days=math.floor(days))).isoformat()
+        time = datetime(1970, 1, 1) + timedelta(days=days)
+        has_times = "day" in column.cycles
+        example = time.isoformat(timespec="minutes") if has_times else time.date().isoformat()
         return model.Column(kind="date", example=example, **common)
     if isinstance(column, CategoryColumn):
         options = [*column.levels[:_MOST_OPTIONS]]

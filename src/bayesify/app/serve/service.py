@@ -22,7 +22,13 @@ from bayesify.app.serve.micro_batches import MicroBatcher
 from bayesify.app.serve.model import Batch, ModelCard, ServedModel
 from bayesify.app.serve.openapi import request_body
 from bayesify.app.serve.page import page
-from bayesify.app.serve.requests import InputError, RequestError, parse_examples, read_limited
+from bayesify.app.serve.requests import (
+    InputError,
+    RequestError,
+    described,
+    parse_examples,
+    read_limited,
+)
 from bayesify.app.serve.telemetry import CONTENT_TYPE, Telemetry
 
 __all__ = ["make_app"]
@@ -50,7 +56,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         408: "The body did not arrive in time.",
         413: "The body is too large.",
-        415: "The body is not JSON.",
+        415: "The body is not JSON, or is compressed.",
         422: "A value is wrong; path tells which.",
         503: "Too many requests wait; Retry-After tells when to come again.",
         504: "The answer took too long.",
@@ -122,6 +128,13 @@ def make_app(model: ServedModel, limits: ServiceLimits) -> FastAPI:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RequestError(415, "the header Content-Type must be application/json")
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise RequestError(
+                415,
+                "the body must not be compressed, got the header Content-Encoding with "
+                f"{described(encoding)}; send it as it is",
+            )
         stage = 408, "the body must arrive"
         try:
             async with asyncio.timeout(limits.timeout_s):
@@ -176,21 +189,25 @@ def make_app(model: ServedModel, limits: ServiceLimits) -> FastAPI:
             telemetry.on_response(status, time.perf_counter() - started)
 
     @app.get("/health")
+    @app.head("/health", include_in_schema=False)
     async def health() -> Health:
         """Tell that the service runs."""
         return Health(status="ok", version=bayesify.__version__)
 
     @app.get("/model")
+    @app.head("/model", include_in_schema=False)
     async def describe() -> ModelCard:
         """Describe the inputs, the classes and the threshold."""
         return card
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @app.head("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         """Return counters and histograms in Prometheus' text format."""
         return Response(telemetry.text(), media_type=CONTENT_TYPE)
 
     @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)
     async def root() -> HTMLResponse:
         text, policy = page(card)
         return HTMLResponse(text, headers=_NO_SNIFFING | {"Content-Security-Policy": policy})

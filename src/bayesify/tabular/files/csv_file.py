@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 import pandas as pd
@@ -34,6 +34,7 @@ __all__ = ["open_csv"]
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
 #: A row of one column that a comma splits in two.
+_JSON = (".json", ".jsonl", ".ndjson")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 #: Bytes that are no character of Windows-1252.
 _NOT_WINDOWS = b"\x81\x8d\x8f\x90\x9d"
@@ -277,6 +278,8 @@ def _check_is_text(path: Path, block: bytes) -> None:
         raise TableError(f"{path} is a zip archive or an Excel workbook; save the table as CSV")
     if block[:4] in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):  # the first begins as UTF-16 does
         raise TableError(f"{path} must be UTF-8, got UTF-32; save it as UTF-8")
+    if PurePath(path.name.removesuffix(".gz")).suffix.lower() in _JSON:
+        raise TableError(f"{path} is JSON by its name; save the table as CSV or Parquet")
     if block[:4] == b"PAR1":
         raise TableError(f"{path} is a Parquet file; give it a name that ends in .parquet")
 
