@@ -16,6 +16,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Give the next test one thread, whatever this one has set, as Lightning does for the process.
+
+    With two, and another test worker on the other core, some take minutes instead of seconds.
+    """
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
