@@ -158,7 +158,7 @@ def _follow(scheduler: LRScheduler, optimizer: Optimizer) -> None:
 
     Those that were set by hand, as by a callback, are left.
     """
-    if not isinstance(scheduler, LambdaLR):
+    if not isinstance(scheduler, LambdaLR) or type(scheduler).get_lr is not LambdaLR.get_lr:
         return
     step, before = scheduler.last_epoch, scheduler.get_last_lr()
     factors = [factor(step) for factor in scheduler.lr_lambdas]
