@@ -145,6 +145,13 @@ def test_a_minibatch_that_is_no_pair(dataset: Any, message: str) -> None:
     assert not elbo.inputs
 
 
+class Groups(BatchSampler):
+    """Minibatches of two neighbours each; its sampler draws the groups."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([2 * group, 2 * group + 1] for group in self.sampler)
+
+
 def test_a_batch_sampler_may_draw_a_part_of_the_data() -> None:
     data = TensorDataset(*CASE.data(N))
 
@@ -160,7 +167,8 @@ def test_a_batch_sampler_may_draw_a_part_of_the_data() -> None:
     geometric: Any = {"num_batches": 4, "kl_weighting": "geometric"}
     with pytest.raises(ValueError, match="got a loader of 44 examples an epoch"):
         run(BatchSampler(twice, 11, drop_last=False), N, **geometric)
-    # A list of minibatches does not show which examples it was made of.
+    # Neither shows which examples it was made of: minibatches of groups, and a list of them.
+    run(Groups(RandomSampler(range(3)), 1, drop_last=False), 6)
     run([[0, 1], [2, 3]], 4)
     run([[0, 1], [2, 3]], 4, num_batches=2, kl_weighting="geometric")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
 )
@@ -142,6 +144,63 @@ def test_workers_bring_the_order_of_no_workers(kind: str, *, persist: bool) -> N
     own = data.generator
     assert torch.equal(torch.cat(trained_on(data).inputs), inputs)
     assert data.generator is own, "the loader is left as it was"
+
+
+class Drawing(Sampler[int]):
+    """Draws the examples one by one, from the global generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(N, ())) for _ in range(len(self)))
+
+    def __len__(self) -> int:
+        return 5 * 8
+
+
+class Wrapped:
+    """A loader within another, as Lightning's Fabric has it."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.__dict__.update(vars(loader))
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+def epochs_of(loader: Any, epochs: Sequence[int], skip: int = 0) -> list[Tensor]:
+    """The inputs of minibatches in some epochs."""
+    drawn = [minibatches(loader, seed=4, epoch=epoch, skip=skip) for epoch in epochs]
+    return [pair[0] for epoch in drawn for _, pair in epoch]
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_workers_and_the_first_minibatch_draw_from_streams_of_their_own() -> None:
+    data = TensorDataset(*CASE.data(N))
+    found = epochs_of(DataLoader(data, 8, sampler=Drawing(), num_workers=1), [0])
+    assert len(found) == 5
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_epoch_of_workers_is_the_same_in_a_new_process(*, is_wrapped: bool) -> None:
+    """As in a run that is resumed, also within an epoch and with another number of workers."""
+
+    def make(**workers: Any) -> Any:
+        loader = torchs_loader("global generator", **workers)
+        return Wrapped(loader) if is_wrapped else loader
+
+    persistent: dict[str, Any] = {"num_workers": 1, "persistent_workers": True}
+    whole = epochs_of(make(**persistent), [0, 1])
+    again = epochs_of(make(**persistent), [1])
+    assert torch.equal(torch.cat(again), torch.cat(whole[3:]))
+    if not is_wrapped:
+        for workers in (0, 2):
+            rest = epochs_of(make(num_workers=workers), [1], skip=2)
+            assert torch.equal(torch.cat(rest), torch.cat(whole[5:]))
 
 
 def with_dropout() -> nn.Module:

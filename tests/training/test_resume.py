@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import (
     ExponentialLR,
+    LambdaLR,
     MultiStepLR,
     SequentialLR,
 )
@@ -427,6 +428,38 @@ def test_a_schedule_of_more_epochs_begins_at_its_own_rate(tmp_path: Path) -> Non
     rates.clear()
     run("edited", 4)
     assert rates[0] == 0.25
+
+
+class Counting:
+    """A rate that counts how often it was asked for, which LambdaLR stores."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, step: int) -> float:  # noqa: ARG002  # as LambdaLR passes it
+        self.count += 1
+        return 0.9**self.count
+
+
+def test_a_function_with_a_state_is_asked_as_often_as_without_a_stop(tmp_path: Path) -> None:
+    rates = []
+    for name, parts in {"whole": [4], "parts": [2, 4]}.items():
+        for epochs in parts:
+            made = Setup().run(
+                tmp_path / name, epochs=epochs, scheduler=lambda o, _: LambdaLR(o, Counting())
+            )
+        rates.append([row["learning_rate"] for row in made])
+    assert rates[0] == rates[1]
+
+
+def test_fewer_epochs_than_were_trained_are_named_before_the_schedule(tmp_path: Path) -> None:
+    def listed(optimizer: Optimizer, steps: int) -> LambdaLR:
+        rates = [1.0 - step / steps for step in range(steps + 1)]
+        return LambdaLR(optimizer, lambda step: rates[step])
+
+    Setup().run(tmp_path, epochs=4, scheduler=listed)
+    with pytest.raises(ValueError, match="epochs must be at least 4, which the checkpoint"):
+        Setup().run(tmp_path, epochs=2, scheduler=listed)
 
 
 class Weighted(ELBO):

@@ -109,6 +109,10 @@ def test_a_stream_that_drops_its_last_minibatch_has_its_number() -> None:
     streamed, indexed = run(Stream()), run(TensorDataset(X, Y))
     assert streamed.step == indexed.step == 4
     assert rates[:4] == rates[4:]
+    # A stream without end brings a minibatch, however few examples are told.
+    few = bf.ELBO(bf.BayesianModule(nn.Linear(3, 2)), num_data=3)
+    bf.fit(few, DataLoader(Stream(times=9), batch_size=4, drop_last=True), epochs=2)
+    assert few.step == 2
 
 
 class Shard(Stream):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.io import (
     StorageError,
@@ -149,28 +149,7 @@ def read_checkpoint(
         )
     load_trained(path, elbo, optimizer, tensors, meta)
     scheduler.load_state_dict(_from_json(meta["scheduler"], scheduler.state_dict()))
-    _follow(scheduler, optimizer)
     return position
-
-
-def _follow(scheduler: LRScheduler, optimizer: Optimizer) -> None:
-    """Set the rates of a schedule by a function of the step, which may be of more epochs now.
-
-    Those that were set by hand, as by a callback, are left.
-    """
-    if not isinstance(scheduler, LambdaLR) or type(scheduler).get_lr is not LambdaLR.get_lr:
-        return
-    step, before = scheduler.last_epoch, scheduler.get_last_lr()
-    factors = [factor(step) for factor in scheduler.lr_lambdas]
-    rates = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
-    for group, rate, last in zip(optimizer.param_groups, rates, before, strict=True):
-        if float(group["lr"]) != float(last):
-            continue
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-    scheduler._last_lr = rates
 
 
 def update_settings(

@@ -40,6 +40,7 @@ from bayesify.training.schedules import (
     check_length,
     check_scaled_rate,
     check_schedule,
+    recompute_rates,
 )
 
 __all__ = ["Member"]
@@ -135,6 +136,7 @@ class Member:
                     f"epochs must be at least {begun}, which the checkpoint {path} has begun, got "
                     f"{epochs}; epochs counts those before the resume too"
                 )
+            recompute_rates(schedule, optimizer)
         else:
             position.first_epoch = -(-elbo.step // batches)
             if path is not None:

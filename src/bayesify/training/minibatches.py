@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from bayesify.module.inputs import Inputs
 from bayesify.noise.keys import Stream, derived_seed, kept_generators, seed_global_generators
@@ -38,8 +38,8 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
 
     A loader of a stream, such as an ``IterableDataset``, has no length. Its epoch then has
     ``num_data`` examples by minibatches of its ``batch_size``, and ends there. Each worker beyond
-    the first may bring one more, since each ends with a minibatch that is not full, unless
-    ``drop_last`` leaves these out.
+    the first may bring one more, since each ends with a minibatch that is not full. With
+    ``drop_last`` the epoch is without that minibatch, whether or not the stream goes on.
 
     Raises:
         TypeError: the loader has neither a length nor a batch size.
@@ -62,7 +62,7 @@ def num_batches_of(loader: Loader, num_data: int) -> int:
                 "IterableDataset, or give your class a __len__"
             ) from None
         if getattr(loader, "drop_last", False):
-            return num_data // int(size)
+            return max(1, num_data // int(size))
         others = max(0, getattr(loader, "num_workers", 0) - 1)
         return -(-num_data // int(size)) + others
 
@@ -81,12 +81,12 @@ def minibatches(
 
     There are ``length`` of them; None is the loader's own.
 
-    The order of the data is a function of seed and epoch, with workers the same as without, if it
-    is drawn with the first minibatch, as torch's samplers do. Before each minibatch is fetched the
-    global generators of torch, Python and NumPy are seeded by seed and step, so that random
-    augmentation and dropout are functions of these, whether or not the run was interrupted before.
-    They are left as they were when the iteration ends or is closed; generators of the loader's own
-    are not. A stream that several workers divide warns if it would bring more.
+    The order of the data is a function of seed and epoch. With the workers of a DataLoader it is
+    that without, if it is drawn with the first minibatch, as torch's samplers do. Before each
+    minibatch is fetched the global generators of torch, Python and NumPy are seeded by seed and
+    step, so that random augmentation and dropout are functions of these, whether or not the run was
+    interrupted before. They are left as they were when the iteration ends or is closed; generators
+    of the loader's own are not. A stream that several workers divide warns if it would bring more.
 
     Of several processes each has dropout of its own, by its ``rank``. What is drawn while a
     minibatch is fetched is the same for equal values of ``fetch_rank``.
@@ -95,7 +95,8 @@ def minibatches(
     length = len(loader) if length is None else length
 
     with kept_generators(), _seeded(loader, epoch, epoch_seed):
-        if _has_workers(loader):  # which fetch the first minibatches now
+        ahead = _fetching_ahead(loader) is not None
+        if ahead:
             seed_global_generators(seed, Stream.DROPOUT, epoch * length, 0)
         else:
             seed_global_generators(seed, Stream.SHUFFLE, epoch)
@@ -103,13 +104,14 @@ def minibatches(
         iterator = iter(loader)
         for batch in range(length):
             # A sampler draws the order with the first minibatch, the same in all processes.
-            fetching = fetch_rank if batch else 0
-            seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, fetching)
+            fetching, is_fetched = fetch_rank if batch else 0, ahead and not batch
+            if not is_fetched:
+                seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, fetching)
             try:
                 pair = next(iterator)
             except StopIteration:
                 return
-            if rank != fetching:
+            if is_fetched or rank != fetching:
                 seed_global_generators(seed, Stream.DROPOUT, epoch * length + batch, rank)
             if batch >= skip:
                 yield batch, pair
@@ -228,43 +230,62 @@ def epoch_size_of(loader: Loader) -> int | None:
 
 
 def _sampler_of(loader: Loader) -> object:
-    """Return what draws the examples; beside a ``batch_sampler`` a DataLoader names another."""
-    drawing = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    return getattr(loader, "sampler", None) if drawing is None else drawing
+    """Return what draws the examples; a DataLoader with a ``batch_sampler`` names another."""
+    batches = getattr(loader, "batch_sampler", None)
+    return batches.sampler if _is_plain(batches) else getattr(loader, "sampler", None)
 
 
 def _has_own_batches(loader: Loader) -> bool:
     """Return whether a ``batch_sampler`` was given that does not show what it draws."""
     batches = getattr(loader, "batch_sampler", None)
     given = batches is not None and getattr(loader, "batch_size", None) is None
-    return given and getattr(batches, "sampler", None) is None
+    return given and not _is_plain(batches)
 
 
-def _has_workers(loader: Loader) -> TypeGuard[DataLoader[Any]]:
-    return isinstance(loader, DataLoader) and loader.num_workers > 0
+def _is_plain(batches: object) -> TypeGuard[BatchSampler]:
+    """Whether minibatches are the examples that a sampler draws, in their order."""
+    return isinstance(batches, BatchSampler) and type(batches).__iter__ is BatchSampler.__iter__
+
+
+def _fetching_ahead(loader: Loader) -> DataLoader[Any] | None:
+    """Return the loader if its workers fetch minibatches when the iteration begins.
+
+    None stands for others, and for one that another library wraps, whose generator is out of reach.
+    """
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return None
+    return loader if loader.num_workers > 0 else None
 
 
 @contextmanager
 def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
-    """Seed a loader's own generators for an epoch."""
+    """Seed a loader's own generators for an epoch, and those that its samplers lack."""
     batch_sampler: Any = getattr(loader, "batch_sampler", None)
     samplers: list[Any] = [getattr(owner, "sampler", None) for owner in (loader, batch_sampler)]
+    ahead = _fetching_ahead(loader)
+    # Workers that persist draw a seed in the first epoch of a process only, so that the global
+    # generator would give a resumed run another order.
+    persist = getattr(loader, "persistent_workers", False) and ahead is None
+    lacking = [each for each in samplers if persist and getattr(each, "generator", ...) is None]
     for owner in (loader, batch_sampler, *samplers):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(epoch_seed)
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
-    if not _has_workers(loader):
-        yield
-        return
-    # The seed of the workers is drawn first, of those that persist in the first epoch of a process
-    # only. With a generator of its own it leaves those that draw the order as they are; the
-    # loader's, which the sampler may have too, gives one number, as without workers.
-    own, loader.generator = loader.generator, torch.Generator().manual_seed(epoch_seed)
-    if own is not None:
-        torch.empty((), dtype=torch.int64).random_(generator=own)
+    for sampler in lacking:
+        sampler.generator = torch.Generator().manual_seed(epoch_seed)
+    own = None if ahead is None else ahead.generator
+    if ahead is not None:
+        # The seed of the workers is then drawn from this generator, and the order from those that
+        # draw it without workers; the loader's, which a sampler may have too, gave one number.
+        ahead.generator = torch.Generator().manual_seed(epoch_seed)
+        if own is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=own)
     try:
         yield
     finally:
-        loader.generator = own
+        if ahead is not None:
+            ahead.generator = own
+        for sampler in lacking:
+            sampler.generator = None

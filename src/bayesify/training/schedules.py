@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
+from types import FunctionType
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
@@ -19,6 +21,7 @@ __all__ = [
     "check_schedule",
     "constant",
     "cosine",
+    "recompute_rates",
 ]
 
 #: A function of an optimiser and the number of steps of the whole run that builds a scheduler.
@@ -162,6 +165,44 @@ def check_length(schedule: LRScheduler, last_step: int) -> None:
             "of steps. One that is resumed keeps its length, which a checkpoint holds: resume it "
             "with the epochs that it was made for"
         )
+
+
+def recompute_rates(schedule: LRScheduler, optimizer: Optimizer) -> None:
+    """Set the rates of a resumed schedule by a function of the step, which may be another one now.
+
+    ``cosine`` of more epochs is. Left as they are: rates that a callback has set, and those of a
+    function with a state of its own, or of other kinds of schedules.
+
+    Example:
+        >>> import torch
+        >>> sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+        >>> short, long = cosine(sgd, 1), cosine(sgd, 2)
+        >>> sgd.step(); short.step(); short.get_last_lr()
+        [0.0]
+        >>> long.load_state_dict(short.state_dict())
+        >>> recompute_rates(long, sgd)
+        >>> sgd.param_groups[0]["lr"]
+        0.25
+    """
+    # Only the rates of a function of the step are known without having made the steps.
+    if not isinstance(schedule, LambdaLR) or type(schedule).get_lr is not LambdaLR.get_lr:
+        return
+    factors = schedule.lr_lambdas
+    if any(not isinstance(f, FunctionType) and getattr(f, "__dict__", None) for f in factors):
+        return
+    before = schedule.get_last_lr()
+    rates = [
+        base * factor(schedule.last_epoch)
+        for base, factor in zip(schedule.base_lrs, factors, strict=True)
+    ]
+    for group, rate, last in zip(optimizer.param_groups, rates, before, strict=True):
+        if float(group["lr"]) != float(last):
+            continue
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    schedule._last_lr = rates
 
 
 @dataclass(frozen=True)

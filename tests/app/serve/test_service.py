@@ -92,6 +92,7 @@ def test_the_example_of_openapi_is_answered(client: Client, kind: str) -> None:
 def test_probes_without_a_body_are_answered(client: Client) -> None:
     for path in ("/", "/health", "/model", "/metrics", "/openapi.json"):
         assert client("digits").head(path).status_code == 200
+    assert client("digits").post("/health").headers["allow"] == "GET"
 
 
 def test_rows_with_the_total_of_the_threshold_are_answered_in_any_number(tmp_path: Path) -> None:

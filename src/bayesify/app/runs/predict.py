@@ -330,12 +330,12 @@ def table_predictions(
     """
     carried = [name for name in table.schema.carried if name in table.file.columns]
     own = ["row", *predictions.header, "outside_training", "outside_column"]
-    header = [own[0], *_names_beside(own, carried), *own[1:]]
+    header = [own[0], *_carried_names(own, carried), *own[1:]]
     return header, _table_rows(table, predictions, carried)
 
 
-def _names_beside(own: Sequence[str], carried: Sequence[str]) -> list[str]:
-    """Return the names of carried columns, those of our own columns with "(input)" after them."""
+def _carried_names(own: Sequence[str], carried: Sequence[str]) -> list[str]:
+    """Return the names of carried columns; "(input)" follows those that our own columns have."""
     taken, names = {*own, *carried}, []
     for name in carried:
         new = name

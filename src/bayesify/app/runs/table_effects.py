@@ -64,7 +64,7 @@ def baseline(data: TableData) -> dict[str, Any]:
         ``nll`` and ``brier`` of the training rows' shares, where a class without a row counts as
         half a row. For numbers ``prediction``, the mean of the training rows, its ``rmse``, and
         ``nll`` and ``crps`` of the Gaussian with their mean and standard deviation; of counts those
-        of the likelihood with their mean and variance. Of censored numbers all are those of the
+        of the likelihood with their mean and variance. For censored numbers, all come from the
         Gaussian within the limits.
     """
     targets = targets_in_units(data)

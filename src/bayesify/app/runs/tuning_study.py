@@ -44,8 +44,8 @@ def open_study(
 
     Raises:
         ConfigError: the storage cannot be opened.
-        RunError: the folder holds the study of another table or encoder, or of other settings; or
-            the database fails within the block.
+        RunError: the folder holds the study of another table or encoder, or of other settings, or
+            a study that cannot be opened; or the database fails within the block.
     """
     assert run.table is not None
     encoded = [column for column in run.table.columns if isinstance(column, EncodedColumn)]
@@ -125,8 +125,8 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
     except (SQLAlchemyError, StorageInternalError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise RunError(
-            f"the database of the search failed: {reason}; the trials that it holds are kept: make "
-            "it one that can be written, and run the same command again"
+            f"the database of the search failed: {reason}; the trials that it holds are kept: "
+            "check that it can be reached and written, and run the same command again"
         ) from error
     finally:
         database.remove_session()

@@ -188,12 +188,12 @@ def _common(
     total: Array, epistemic: Array, threshold: float | None, outside: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     places: Sequence[str | None] = [None] * len(total) if outside is None else outside
-    most = None if threshold is None else threshold * (1.0 + _ROUNDING)
+    limit = None if threshold is None else threshold * (1.0 + _ROUNDING)
     return [
         {
             "total": whole,
             "epistemic": part,
-            "abstain": None if most is None else whole > most,
+            "abstain": None if limit is None else whole > limit,
             "outside": place,
         }
         for whole, part, place in zip(total.tolist(), epistemic.tolist(), places, strict=True)

@@ -188,26 +188,26 @@ def make_app(model: ServedModel, limits: ServiceLimits) -> FastAPI:
         finally:
             telemetry.on_response(status, time.perf_counter() - started)
 
-    @app.get("/health")
     @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> Health:
         """Tell that the service runs."""
         return Health(status="ok", version=bayesify.__version__)
 
-    @app.get("/model")
     @app.head("/model", include_in_schema=False)
+    @app.get("/model")
     async def describe() -> ModelCard:
         """Describe the inputs, the classes and the threshold."""
         return card
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
         """Return counters and histograms in Prometheus' text format."""
         return Response(telemetry.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/", include_in_schema=False)
     @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
     async def root() -> HTMLResponse:
         text, policy = page(card)
         return HTMLResponse(text, headers=_NO_SNIFFING | {"Content-Security-Policy": policy})

@@ -33,8 +33,8 @@ __all__ = ["open_csv"]
 
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _SAMPLE, _BLOCK = 1 << 18, 1 << 20
-#: A row of one column that a comma splits in two.
 _JSON = (".json", ".jsonl", ".ndjson")
+#: A row of one column that a comma splits in two.
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 #: Bytes that are no character of Windows-1252.
 _NOT_WINDOWS = b"\x81\x8d\x8f\x90\x9d"
