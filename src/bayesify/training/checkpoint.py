@@ -62,8 +62,8 @@ class Position:
 
     ``noise`` is the source of the noise of its steps, ``processes`` how many trained together, and
     ``shared_noise`` whether they drew the same weights. ``first_epoch`` is the number of the run's
-    first epoch among all of its objective, which orders the data, and ``batches`` the number of
-    minibatches of an epoch, 0 in older checkpoints.
+    first epoch among all of its objective, which orders the data, ``batches`` the number of
+    minibatches of an epoch, and ``epochs`` that of the whole run; both are 0 in older checkpoints.
     """
 
     epoch: int = 0
@@ -77,6 +77,7 @@ class Position:
     shared_noise: bool = False
     first_epoch: int = field(default=0, compare=False)
     batches: int = field(default=0, compare=False)
+    epochs: int = field(default=0, compare=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch."""

@@ -136,14 +136,15 @@ class Member:
                     f"epochs must be at least {begun}, which the checkpoint {path} has begun, got "
                     f"{epochs}; epochs counts those before the resume too"
                 )
-            recompute_rates(schedule, optimizer)
+            if position.epochs not in (0, epochs):
+                recompute_rates(schedule, optimizer)
         else:
             position.first_epoch = -(-elbo.step // batches)
             if path is not None:
                 check_patterns(frozen, elbo.bnn.net)
             last_step += getattr(schedule, "last_epoch", 0)
         check_length(schedule, last_step)
-        position.batches = batches
+        position.batches, position.epochs = batches, epochs
         processes = Processes.alone() if processes is None else processes
         return cls(
             elbo, optimizer, schedule, settings, path, position, frozen, processes, accumulation

@@ -170,8 +170,9 @@ def check_length(schedule: LRScheduler, last_step: int) -> None:
 def recompute_rates(schedule: LRScheduler, optimizer: Optimizer) -> None:
     """Set the rates of a resumed schedule by a function of the step, which may be another one now.
 
-    ``cosine`` of more epochs is. Left as they are: rates that a callback has set, and those of a
-    function with a state of its own, or of other kinds of schedules.
+    ``cosine`` of more epochs is. Left as they are: rates that a callback has set, also those that
+    the schedule multiplies, and rates of a function with a state of its own or of other kinds of
+    schedules.
 
     Example:
         >>> import torch
@@ -190,14 +191,12 @@ def recompute_rates(schedule: LRScheduler, optimizer: Optimizer) -> None:
     factors = schedule.lr_lambdas
     if any(not isinstance(f, FunctionType) and getattr(f, "__dict__", None) for f in factors):
         return
-    before = schedule.get_last_lr()
-    rates = [
-        base * factor(schedule.last_epoch)
-        for base, factor in zip(schedule.base_lrs, factors, strict=True)
-    ]
-    for group, rate, last in zip(optimizer.param_groups, rates, before, strict=True):
-        if float(group["lr"]) != float(last):
+    rates = list(schedule.get_last_lr())
+    several = zip(optimizer.param_groups, schedule.base_lrs, factors, rates, strict=True)
+    for place, (group, base, factor, last) in enumerate(several):
+        if float(group["lr"]) != float(last) or float(group["initial_lr"]) != float(base):
             continue
+        rates[place] = rate = base * factor(schedule.last_epoch)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
