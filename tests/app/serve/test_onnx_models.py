@@ -195,8 +195,8 @@ def test_a_file_of_a_table_gets_raw_columns(table: Path) -> None:
     assert [each["abstain"] for each in answers] == [False, True, False]
     assert response.json()["level"] == pytest.approx(0.9)
     assert wrong.json()["detail"] == (
-        "examples[0].x: must be a number or null, or a text as training's: numbers with a decimal "
-        'point, got "a"'
+        "examples[0].x: must be a number or null, or a text in the form of training: numbers with "
+        'a decimal point, got "a"'
     )
     # This graph makes NaN of a missing value, which is no answer.
     assert missing.status_code == 422

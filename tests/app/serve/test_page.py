@@ -187,7 +187,9 @@ def test_a_field_holds_what_its_column_may_and_is_sent_as_it_is(
         expect(page.locator("#row .field")).to_have_count(5)
         assert re.fullmatch(r"2024-05-\d\dT\d\d:\d\d", page.locator("[name=ts]").input_value())
         page.locator("[name=price]").fill("1.234")
-        expect(problem).to_contain_text("price: must be a number or null, or a text as training's")
+        expect(problem).to_contain_text(
+            "price: must be a number or null, or a text in the form of training"
+        )
         expect(problem).to_contain_text("the unit 'EUR'")
         expect(answer).to_have_text(NOTHING)
         expect(page.locator("#total")).to_have_text(NOTHING)

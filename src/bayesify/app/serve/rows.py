@@ -231,7 +231,7 @@ def _is_code(level: str) -> bool:
 
 def _wanted(column: Column) -> str:
     if isinstance(column, NumberColumn):
-        return f"a number or null, or a text as training's: {column.form.words}"
+        return f"a number or null, or a text in the form of training: {column.form.words}"
     if isinstance(column, FlagColumn):
         no, yes = column.words
         return f'true, false, "{yes}", "{no}" or null'
