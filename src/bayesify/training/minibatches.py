@@ -277,8 +277,8 @@ def _seeded(loader: Loader, epoch: int, epoch_seed: int) -> Iterator[None]:
         sampler.generator = torch.Generator().manual_seed(epoch_seed)
     own = None if ahead is None else ahead.generator
     if ahead is not None:
-        # The seed of the workers is then drawn from this generator, and the order from those that
-        # draw it without workers; the loader's, which a sampler may have too, gave one number.
+        # The workers' seed is drawn from a generator of its own, so that the samplers' are as they
+        # are without workers, where the loader's, which a sampler may share, first gives a number.
         ahead.generator = torch.Generator().manual_seed(epoch_seed)
         if own is not None:
             torch.empty((), dtype=torch.int64).random_(generator=own)

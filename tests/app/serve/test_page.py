@@ -1,6 +1,7 @@
 """The page of ``bayesify serve``: what it offers, its script in Node, and its use in Chromium.
 
-Those are left out where Node, or Playwright (``pip install playwright``) or Chromium, is missing.
+Tests in Node are left out where it is missing; so are tests in Chromium, for which Playwright
+(``pip install playwright``) is needed too.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def of_numbers(level: float) -> ModelCard:
 def test_the_heading_has_the_level_of_the_interval(level: float, shown: str) -> None:
     text, _ = page(of_numbers(level))
     assert f">{shown} % interval</h2>" in text
+    assert "<p>Neural network with one set of weights, predicts" in text
 
 
 def test_numbers_have_the_digits_that_their_uncertainty_needs() -> None:

@@ -160,6 +160,16 @@ def _moved(amount: float) -> dict[str, Any]:
     return {"moved": amount, "bound": {"temperature": 0.1}, "tuning": tuning}
 
 
+def _moved_late(amount: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any]:
+    """Images moved at random, weights pruned late, and phases of 150 and 100 epochs."""
+    bound = {"epochs": 150, "prune_between": [0.1, 0.8]}
+    return {
+        "moved": amount,
+        "bound": {**bound, **more.get("bound", {})},
+        "tuning": {"epochs": 100, **more.get("tuning", {})},
+    }
+
+
 #: Both phases of 2x1200 longer, and the second one colder.
 _LONG: dict[str, Any] = {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}}
 
@@ -213,60 +223,28 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
         ),
         "moved": (
             "late, 80 epochs and a second phase of 50, images moved by .1",
-            {
-                "moved": 0.1,
-                "bound": {"epochs": 80, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 50},
-            },
+            _moved_late(bound={"epochs": 80}, tuning={"epochs": 50}),
         ),
         "moved-long": (
             "late, 150 epochs and a second phase of 100, images moved by .1",
-            {
-                "moved": 0.1,
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 100},
-            },
+            _moved_late(),
         ),
         "moved-cold": (
             "the same at temperature .3, second phase at .03 and a rate of .003",
-            {
-                "moved": 0.1,
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8], "temperature": 0.3},
-                "tuning": {"epochs": 100, "temperature": 0.03, "lr": 3e-3},
-            },
+            _moved_late(bound={"temperature": 0.3}, tuning={"temperature": 0.03, "lr": 3e-3}),
         ),
         "moved-tuned": (
             "moved and long, second phase of 150 epochs at temperature .02 and a rate of .003",
-            {
-                "moved": 0.1,
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 150, "temperature": 0.02, "lr": 3e-3},
-            },
+            _moved_late(tuning={"epochs": 150, "temperature": 0.02, "lr": 3e-3}),
         ),
-        "moved-less": (
-            "moved and long, images moved by .05",
-            {
-                "moved": 0.05,
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 100},
-            },
-        ),
+        "moved-less": ("moved and long, images moved by .05", _moved_late(0.05)),
         "moved-longest": (
             "moved and long, but 300 epochs",
-            {
-                "moved": 0.1,
-                "bound": {"epochs": 300, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 100},
-            },
+            _moved_late(bound={"epochs": 300}),
         ),
         "moved-pixels": (
             "moved and long, 10 % of the pixels dropped, 5 % in the second phase",
-            {
-                "moved": 0.1,
-                "dropout_input": 0.1,
-                "bound": {"epochs": 150, "prune_between": [0.1, 0.8]},
-                "tuning": {"epochs": 100, "dropout_input": 0.05},
-            },
+            {"dropout_input": 0.1, **_moved_late(tuning={"dropout_input": 0.05})},
         ),
     },
     "lenet-5-caffe-bytes": {
