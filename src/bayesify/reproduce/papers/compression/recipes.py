@@ -278,6 +278,19 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "200 epochs and 40, both at temperature .3, steps of .25",
             {**_LONG, "bound": {"epochs": 200, "temperature": 0.3}, "step_size": 0.25},
         ),
+        "moved": (
+            "200 epochs, second phase of 40 at temperature .3, images moved by .1",
+            {**_LONG, "moved": 0.1},
+        ),
+        "moved-pixels": (
+            "the same, 10 % of the pixels dropped",
+            {
+                **_LONG,
+                "moved": 0.1,
+                "dropout_input": 0.1,
+                "tuning": {**_LONG["tuning"], "dropout_input": 0.1},
+            },
+        ),
     },
 }
 
