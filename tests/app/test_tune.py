@@ -265,7 +265,8 @@ def test_a_later_trial_is_given_up_when_the_budget_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, data = a_run(tmp_path)
-    # A clock that advances by one second at each look: two looks a trial, and one a step.
+    # A clock that advances by one second at each look: one a step, one as a trial ends, and one
+    # before the next.
     clock = iter(float(second) for second in range(10**6))
     monkeypatch.setattr(tune_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     steps = 3 * TINY["epochs"] * TINY["passes"]
@@ -278,6 +279,22 @@ def test_a_later_trial_is_given_up_when_the_budget_ends(
     assert study.trials[-1].user_attrs["error"] == "the budget ended"
     storage.remove_session()
     storage.engine.dispose()
+
+
+def test_the_time_between_two_trials_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data = a_run(tmp_path)
+    now = [0.0]
+    monkeypatch.setattr(tune_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(Watching):
+        def on_trial(self, *told: Any) -> None:
+            super().on_trial(*told)
+            now[0] += 100.0
+
+    _, found = tune(run, data, given=tuple(TINY), seconds=150.0, max_trials=5, progress=Slow())
+    assert (found["trials"], found["seconds"]) == (2, 100.0)
 
 
 def test_a_search_of_another_table_or_other_settings_is_not_resumed(tmp_path: Path) -> None:

@@ -120,9 +120,9 @@ def without_wild(targets: Floats, weights: Floats | None = None) -> tuple[Floats
     if not wild.any():
         return targets, None
     count = float(counts[wild].sum())
+    lie, counted = ("target lies", "counts") if count == 1 else ("targets lie", "count")
     return tamed, (
-        f"{count:,.4g} target{' lies' if count == 1 else 's lie'} more than 10 interquartile "
-        f"ranges away from the quartiles, such as {targets[changed][0]:.6g}, and count as the "
-        "nearest of the others; correct or remove such rows, or predict the logarithm of the "
-        "target if such values are real"
+        f"{count:,.4g} {lie} more than 10 interquartile ranges away from the quartiles, such as "
+        f"{targets[changed][0]:.6g}, and {counted} as the nearest of the others; correct or remove "
+        "such rows, or predict the logarithm of the target if such values are real"
     )

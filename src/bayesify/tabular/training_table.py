@@ -201,7 +201,8 @@ def check_source(file: TableFile, schema: TableSchema) -> None:
     if file.sha256 != schema.source["sha256"]:
         raise TableError(
             f"{file.path} was changed after the run was made: its SHA-256 must be "
-            f"{schema.source['sha256']}, got {file.sha256}; use the file as it was, or train again"
+            f"{schema.source['sha256']}, got {file.sha256}; use the data as they were, or "
+            "train again"
         )
 
 

@@ -15,10 +15,12 @@ from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.certifiable import check_certifiable
 from bayesify.training.elbo import ELBO, check_examples, check_place
 
-__all__ = ["PACBayesForm", "PACBayesObjective", "best_lambda", "risk_bound"]
+__all__ = ["FEWEST_OF_BOUND", "PACBayesForm", "PACBayesObjective", "best_lambda", "risk_bound"]
 
 PACBayesForm = Literal["f-quad", "f-classic", "f-lambda"]
 
+#: The fewest examples of a bound (Maurer 2004, A Note on the PAC Bayesian Theorem).
+FEWEST_OF_BOUND = 8
 #: Steps between two computations of the KL, which costs as much as a weight sample.
 _KL_EVERY = 20
 #: Weight of the newest minibatch in the running loss.
@@ -50,7 +52,8 @@ class PACBayesObjective(ELBO):
             is not random must be frozen, see ``certify``.
         num_data: N, the number of training examples.
         form: ``"f-quad"``, ``"f-classic"`` or ``"f-lambda"``.
-        num_bound: n, the number of examples that the prior has not seen; None stands for N.
+        num_bound: n, the number of examples that the prior has not seen, at least 8; None stands
+            for N.
         delta: the probability with which the bound may fail.
         p_min: the least probability that the cross-entropy distinguishes from 0.
         num_samples: S, weight samples per step.
@@ -90,8 +93,10 @@ class PACBayesObjective(ELBO):
             known = ", ".join(f'"{name}"' for name in get_args(PACBayesForm))
             raise ValueError(f"form must be one of {known}, got {form!r}")
         num_bound = self.num_data if num_bound is None else whole_number("num_bound", num_bound)
-        if num_bound > num_data:
-            raise ValueError(f"num_bound must be from 1 to num_data {num_data}, got {num_bound}")
+        if not FEWEST_OF_BOUND <= num_bound <= num_data:
+            raise ValueError(
+                f"num_bound must be from {FEWEST_OF_BOUND} to num_data {num_data}, got {num_bound}"
+            )
         for name, value in (("delta", delta), ("p_min", p_min)):
             if not 0.0 < value < 1.0:
                 raise ValueError(f"{name} must be above 0 and below 1, got {value}")

@@ -29,6 +29,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
         said = bayesify("train", "mnist", "--out", place, *OPTIONS)
     assert said.code == 0, said.err
     assert "prior: epoch 3 of 3, training error" in said.err
+    assert "PAC-Bayes, f-quad, mnist" in said.err
     return place
 
 
@@ -104,6 +105,26 @@ def test_settings_that_contradict_are_named(
     assert said.code == 2
     assert message in said.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "counts"), [("0.97", "194 and 6 with prior-part 0.97"), ("0.001", "0 and 200")]
+)
+def test_too_few_images_for_a_certificate_are_refused_before_training(
+    part: str, counts: str, tmp_path: Path
+) -> None:
+    options = ["--objective", "f-quad", "--prior-epochs", "1", "--prior-part", part, *TINY]
+    said = bayesify("train", "mnist", "--out", tmp_path / "run", *options)
+    assert said.code == 2
+    assert "prior-part must leave at least 1 training image to the prior and 8 to the" in said.err
+    assert f"got {counts}" in said.err
+    assert "epoch" not in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_report_names_the_objective(certified: Path) -> None:
+    # The posterior is trained without the dropout of the prior's network.
+    assert "<title>PAC-Bayes, f-quad on mnist" in (certified / "report.html").read_text()
 
 
 def test_an_interrupted_run_resumes_without_another_prior(certified: Path, tmp_path: Path) -> None:

@@ -126,8 +126,11 @@ def test_one_row_is_no_rows(finished: Path, tmp_path: Path) -> None:
 def test_pruning_shows_errors_in_the_unit_of_the_target(finished: Path) -> None:
     run = Run.open(finished / "run")
     assert run.table is not None
-    row = as_json("prune", finished / "run", "--fractions", "0", "--samples", "3")["rows"][0]
+    found = as_json("prune", finished / "run", "--fractions", "0", "--samples", "3")
+    assert found["samples"] == 3
+    row = found["rows"][0]
     said = bayesify("prune", finished / "run", "--fractions", "0", "--samples", "3")
+    assert "\naveraged over 3 weight samples\n" in said.out
     if run.class_names:
         assert "error, averaged %" in said.out
         assert "rmse" not in row

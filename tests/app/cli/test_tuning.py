@@ -109,7 +109,7 @@ def test_ctrl_c_names_the_command_that_resumes(
         patch.setattr(TuningBar, "on_step", stop)
         stopped = bayesify(*train(table, "--tune", "2h"))
     assert stopped.code == 130
-    assert "a trial takes about" in stopped.err
+    assert "a trial trains for about" in stopped.err
     line = next(each for each in stopped.err.splitlines() if each.startswith("stopped; "))
     command = shlex.split(line.partition("resume with: ")[2])
     assert command[-3:] == ["--tune", "2h", "--resume"]

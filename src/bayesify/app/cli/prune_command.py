@@ -91,7 +91,7 @@ def prune(
             "bytes_unpruned": rows[0]["file_bytes"],
         }
     if as_json:
-        typer.echo(json.dumps({"rows": rows, "written": written or None}))
+        typer.echo(json.dumps({"rows": rows, "samples": samples, "written": written or None}))
         return
     names, places = _ERRORS, ".2f"
     labels = ["error, averaged %", "mean weights %"]
@@ -108,6 +108,7 @@ def prune(
         )
     console = Console()
     console.print(table)
+    console.print(f"averaged over {samples} weight sample{'s' if samples > 1 else ''}")
     if written:
         text = (
             f"{out}: {written['bytes']:,} bytes, {written['bytes_unpruned']:,} unpruned "

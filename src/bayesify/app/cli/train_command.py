@@ -29,12 +29,19 @@ from bayesify.app.launch import (
 from bayesify.app.report.tuning_text import tuning_note
 from bayesify.app.runs import ConfigError, Run, RunData, RunError
 from bayesify.app.runs import train as train_run
+from bayesify.app.runs.comparison import kind_of_run
 from bayesify.app.runs.finish import finish
 from bayesify.app.runs.folder_lock import claimed_folder, locked_folder
 from bayesify.app.runs.memory import peak_memory
 from bayesify.app.runs.run_data import num_train
 from bayesify.app.runs.settings import declarations
-from bayesify.app.runs.train import PRIOR_NAME, check_pruning, seconds_per_epoch, use_threads
+from bayesify.app.runs.train import (
+    PRIOR_NAME,
+    check_prior_part,
+    check_pruning,
+    seconds_per_epoch,
+    use_threads,
+)
 from bayesify.module.bayesian import BayesianModule
 from bayesify.tabular.table_data import TableData
 from bayesify.training.backends import NonFiniteLossError
@@ -176,6 +183,7 @@ def train(
             "a search trains its trials in one process each; give several processes the same "
             f"--tune-storage instead, and {_ALONE}"
         )
+    _check_processes(launch, settings.get("objective", "elbo"))  # before others are started
     is_shared = launch.by_torchrun or launch.count > 1 or tune_storage is not None
     if out is None and (resume or is_shared):
         raise ConfigError(
@@ -242,6 +250,11 @@ def train(
         typer.echo(f"report: {report}")
 
 
+def _check_processes(launch: Launch, objective: str) -> None:
+    if launch.count > 1 and objective != "elbo":
+        raise ConfigError(f"objective {objective} is trained in one process; {_ALONE}")
+
+
 class _Search(NamedTuple):
     """A search for settings before the training: its time as given, in seconds, and where it is."""
 
@@ -280,8 +293,7 @@ def _begin(
         is_shared=search is not None and search.storage is not None,
         processes=launch.devices,
     )
-    if launch.count > 1 and run.config.objective != "elbo":
-        raise ConfigError(f"objective {run.config.objective} is trained in one process; {_ALONE}")
+    _check_processes(launch, run.config.objective)
     use_threads(run)
     if not is_new:
         run.store_dataset()
@@ -292,6 +304,7 @@ def _begin(
         run = _tuned(console, run, data, given, search)
     # Before the folder is created, so that an error here leaves no folder.
     check_pruning(run.config, data)
+    check_prior_part(run.config, data)
     bnn = run.load_module() if run.checkpoint.exists() and not is_new else run.make_module()
     announcement = _announcement(run, bnn, data, launch)
     stream = _stream_of(data)
@@ -399,7 +412,6 @@ def _widths(text: str) -> tuple[int, ...]:
 def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch) -> str:
     """Describe what will be trained and how long it will take, estimated from a few steps."""
     config = run.config
-    what = {None: "Bayes by Backprop", "sgd": "plain network", "dropout": "dropout network"}
     things = "images" if run.table is None else "rows"
     passes = f"({config.passes} passes each) " if config.passes > 1 else ""
     seconds = seconds_per_epoch(
@@ -412,7 +424,7 @@ def _announcement(run: Run, bnn: BayesianModule, data: RunData, launch: Launch) 
     )
     where = f", and what {launch.count} processes wait for each other" if launch.count > 1 else ""
     return (
-        f"{what[config.baseline]}, {data.name}, {config.net}: {weights_of(bnn)}, "
+        f"{kind_of_run(run)}, {data.name}, {config.net}: {weights_of(bnn)}, "
         f"{num_train(data):,} {things}; {config.epochs} epochs {passes}of about "
         f"{duration(seconds)}, {duration(seconds * config.epochs)} in all{where}"
     )

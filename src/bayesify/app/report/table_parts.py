@@ -349,7 +349,8 @@ def _effect_caption(effects: Effects, what: str, drawn: int, classes: int) -> st
     rows, samples = len(effects[0][1].rows), len(effects[0][1].samples)
     sentences = [
         f"The mean predicted {what} over {rows:,} held-out rows in which the column is set to one "
-        "value after another (partial dependence), for the most important columns."
+        "value after another (partial dependence), for the most important columns of those whose "
+        "importance is clearly above 0."
     ]
     if samples > 1:
         sentences.append(

@@ -75,8 +75,12 @@ def kind_of_run(run: Run) -> str:
         >>> from bayesify.app.runs import RunConfig
         >>> kind_of_run(Run(Path("run"), RunConfig.of("mnist")))
         'Bayes by Backprop'
+        >>> kind_of_run(Run(Path("run"), RunConfig.of("mnist", objective="f-quad")))
+        'PAC-Bayes, f-quad'
     """
     config = run.config
+    if config.objective != "elbo":
+        return f"PAC-Bayes, {config.objective}"
     kinds = {None: "Bayes by Backprop", "sgd": "Plain network", "dropout": "Dropout network"}
     drops = config.baseline is None and (config.dropout_input or config.dropout_hidden)
     return f"{kinds[config.baseline]}, dropout" if drops else kinds[config.baseline]

@@ -328,8 +328,8 @@ class Run:
             )
         if not self.checkpoint.exists():
             raise RunError(
-                f"{self.folder} has no checkpoint yet: its training stopped within the first "
-                "epoch; resume it with bayesify train ... --resume"
+                f"{self.folder} has no checkpoint yet: its training stopped before the end of the "
+                "first epoch; resume it with bayesify train ... --resume"
             )
         bnn = bayesify_io.load(self.checkpoint, self.make_net())
         if isinstance(bnn.posterior, Delta) != (self.config.baseline is not None):

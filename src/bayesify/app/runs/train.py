@@ -35,7 +35,7 @@ from bayesify.training.history import EpochRow, History
 from bayesify.training.ivon import IVON
 from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.pac_bayes import PACBayesObjective
+from bayesify.training.pac_bayes import FEWEST_OF_BOUND, PACBayesObjective
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import constant, cosine
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # pandas takes its time to load
 __all__ = [
     "PRIOR_NAME",
     "Trained",
+    "check_prior_part",
     "check_pruning",
     "fit_network",
     "make_elbo",
@@ -228,6 +229,20 @@ def check_pruning(config: RunConfig, data: RunData) -> None:
             f"{pruning.until_epoch:g} end after step {pruning.last_step(batches)} of {steps}, with "
             f"{batches} minibatches in each of {config.epochs} epochs; lower prune-until, or "
             "prune-from too"
+        )
+
+
+def check_prior_part(config: RunConfig, data: RunData) -> None:
+    """Raise ConfigError where the prior or the bound of a PAC-Bayes run has too few examples."""
+    if config.objective == "elbo":
+        return
+    count = num_train(data)
+    of_prior = round(config.prior_part * count)
+    if of_prior < 1 or count - of_prior < FEWEST_OF_BOUND:
+        raise ConfigError(
+            f"prior-part must leave at least 1 training image to the prior and {FEWEST_OF_BOUND} "
+            f"to the bound, got {of_prior} and {count - of_prior} with prior-part "
+            f"{config.prior_part:g} of {count}; change it, or raise limit"
         )
 
 

@@ -53,7 +53,7 @@ class Plan:
     Args:
         num_parts: parts of the training rows that are held out in turn, in each trial.
         num_rows: training rows.
-        seconds_trial: estimate for one trial of the default settings.
+        seconds_trial: estimate for the training in one trial of the default settings.
         seconds_left: what is left of the budget.
         default: the searched settings, with the values that the first trial has.
         num_done: trials that an interrupted search, or other processes, finished.
@@ -200,6 +200,7 @@ class _Search:
         self._ranges = levers(run.config, study.user_attrs["given"])
         self._default = default_values(run.config, self._ranges)
         self._is_shared = is_shared
+        self._since = time.monotonic()  # what came before is counted
         self._folder = f"{socket.gethostname()}:{run.folder.absolute()}"
         for trial in self._own_trials(TrialState.RUNNING):  # the process was killed
             study.tell(trial.number, state=TrialState.FAIL)
@@ -225,7 +226,8 @@ class _Search:
         done = len(self._trials(*_FINISHED))
         if self._default_trial() is None:
             return True
-        return self._spent() < self._budget and (max_trials is None or done < max_trials)
+        spent = self._spent() + time.monotonic() - self._since
+        return spent < self._budget and (max_trials is None or done < max_trials)
 
     def try_one(self) -> None:
         """Train and measure the next settings."""
@@ -236,7 +238,8 @@ class _Search:
         trial = self._study.ask(self._ranges)
         trial.set_user_attr("folder", self._folder)
         is_default = _is_default(trial)
-        begun, spent = time.monotonic(), self._spent()
+        # Also what the last trial's end and this one's start take, as much as tiny networks do.
+        begun, spent = self._since, self._spent()
         deadline = math.inf if is_default else begun + self._budget - spent
         state, nll = TrialState.FAIL, None
 
@@ -264,7 +267,8 @@ class _Search:
             trial.set_user_attr("error", "the budget ended")
         finally:
             # Also of a search that Ctrl-C interrupts.
-            trial.set_user_attr("seconds", time.monotonic() - begun)
+            self._since = time.monotonic()
+            trial.set_user_attr("seconds", self._since - begun)
             self._study.tell(trial, nll, state=state)
         if self._progress is not None and state in _FINISHED:
             best = _best(self._trials())
