@@ -6,8 +6,8 @@ python benchmarks/compression_latency.py
 The networks are decoded from the files that the results hold, and shrunk. Each is timed on one
 thread in ONNX Runtime, in int8 too, and in PyTorch, in turns with the whole network, on a machine
 with no other load. In ONNX Runtime inputs and outputs are bound before, so that the time is that of
-the network: to pass an array to `InferenceSession.run` takes as long as a small network. The test
-error is measured of what is timed. The table goes to results/compression-latency and into
+the network, without passing arrays to `InferenceSession.run`. The test error is measured of what is
+timed. The table goes to results/compression-latency and into
 docs/small-networks.md.
 """
 
@@ -45,7 +45,7 @@ NAME = "compression-latency"
 BATCHES = (1, 1000)
 #: Turns of a measurement, and seconds of a turn of each contestant.
 ROUNDS, SECONDS = 31, 0.02
-#: Measurements, until one is not disturbed.
+#: Attempts at an undisturbed measurement.
 TRIES = 3
 
 
@@ -115,6 +115,7 @@ def _session(path: str) -> InferenceSession:
 
 
 def _bound(session: InferenceSession, inputs: Tensor) -> Callable[[], object]:
+    """Return a pass over inputs, which it reads where they are and does not keep."""
     binding = session.io_binding()
     binding.bind_cpu_input("input", inputs.numpy())
     binding.bind_output("output")
@@ -130,10 +131,10 @@ def _pass(net: nn.Module, inputs: Tensor) -> Callable[[], object]:
 
 
 def _undisturbed(contestants: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the times of turns in which nothing else used the CPU.
+    """Return the times of turns in which others hardly used the CPU.
 
     Raises:
-        SystemExit: others used it in each of three tries.
+        SystemExit: others used it in each attempt.
     """
     for _ in range(TRIES):
         watch = Watch()

@@ -74,7 +74,7 @@ def test_likelihoods_and_objectives_without_a_closed_form_are_refused() -> None:
         mlp(), prior=Gaussian(0.1), prior_mean="initial", estimator=ClosedFormLastLayer()
     )
     with pytest.raises(TypeError, match="PACBayesObjective has an nll of its own"):
-        PACBayesObjective(bnn, num_data=4)(x, torch.zeros(4, dtype=torch.long))
+        PACBayesObjective(bnn, num_data=8)(x, torch.zeros(4, dtype=torch.long))
     with pytest.raises(TypeError, match="below a ClosedFormLastLayer must be WeightSampling"):
         ClosedFormLastLayer(ClosedFormLastLayer())
     with pytest.raises(TypeError, match="needs estimator=ClosedFormLastLayer"):

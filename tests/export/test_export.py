@@ -99,13 +99,13 @@ def test_a_plain_network_and_its_description(tmp_path: Path) -> None:
     assert export_onnx(nn.Linear(4, 3).train(), path, X).outputs == ("output",)
 
 
-@pytest.mark.slow
 def test_the_threads_of_a_session_sleep_between_passes(tmp_path: Path) -> None:
-    report = export_onnx(torch.nn.Linear(3, 2), tmp_path / "net.onnx", torch.zeros(5, 3))
+    report = export_onnx(nn.Linear(3, 2), tmp_path / "net.onnx", torch.zeros(5, 3))
     options = onnx_session(report.path).get_session_options()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_and_says_what_it_costs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 200), nn.Linear(200, 3))

@@ -208,6 +208,7 @@ def test_arguments_are_checked() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"form": "quad"}, 'form must be one of "f-quad", "f-classic", "f-lambda"'),
         ({"form": "f-quad", "num_bound": 61}, "num_bound must be from 8 to num_data 60, got 61"),
+        ({"form": "f-quad", "num_data": 7}, "num_data must be at least 8, got 7"),
         ({"form": "f-quad", "num_bound": 7}, "num_bound must be from 8 to num_data 60, got 7"),
         ({"form": "f-quad", "delta": 0.0}, "delta must be above 0 and below 1, got 0.0"),
         ({"form": "f-quad", "p_min": 1.0}, "p_min must be above 0 and below 1, got 1.0"),

@@ -104,8 +104,8 @@ def onnx_path(path: str | os.PathLike[str]) -> Path:
 def onnx_session(model: bytes | Path) -> Any:
     """Return ONNX Runtime's session of a model on the CPU.
 
-    Its threads sleep between passes. ONNX Runtime's own default, to spin, makes a small pass
-    somewhat faster, and its CPU time several times as long.
+    Its threads sleep between passes; by ONNX Runtime's own default they would spin, on CPUs that
+    others need.
 
     Args:
         model: the file, or its bytes.

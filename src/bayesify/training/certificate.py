@@ -26,7 +26,7 @@ from bayesify.prediction.checks import check_tensors
 from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.binary_kl import binary_kl_inverse
 from bayesify.training.certifiable import check_certifiable
-from bayesify.training.pac_bayes import FEWEST_OF_BOUND
+from bayesify.training.pac_bayes import MIN_BOUND_EXAMPLES
 
 __all__ = ["Certificate", "certify", "sampled_error"]
 
@@ -297,11 +297,11 @@ def _without(prior_indices: Tensor | Sequence[int], count: int) -> Tensor:
     is_left = torch.ones(count, dtype=torch.bool)
     is_left[seen] = False
     left = is_left.nonzero().squeeze(-1)
-    if len(left) < FEWEST_OF_BOUND:
+    if len(left) < MIN_BOUND_EXAMPLES:
         raise ValueError(
-            f"a certificate needs at least {FEWEST_OF_BOUND} examples that the prior has not seen, "
-            f"got {len(left)}: on the examples of the prior the network has no bound; train the "
-            "prior on a part of the data, and pass its indices"
+            f"a certificate needs at least {MIN_BOUND_EXAMPLES} examples that the prior has not "
+            f"seen, got {len(left)}: on the examples of the prior the network has no bound; train "
+            "the prior on a part of the data, and pass its indices"
         )
     return left
 

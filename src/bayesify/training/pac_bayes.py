@@ -15,12 +15,12 @@ from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.certifiable import check_certifiable
 from bayesify.training.elbo import ELBO, check_examples, check_place
 
-__all__ = ["FEWEST_OF_BOUND", "PACBayesForm", "PACBayesObjective", "best_lambda", "risk_bound"]
+__all__ = ["MIN_BOUND_EXAMPLES", "PACBayesForm", "PACBayesObjective", "best_lambda", "risk_bound"]
 
 PACBayesForm = Literal["f-quad", "f-classic", "f-lambda"]
 
 #: The fewest examples of a bound (Maurer 2004, A Note on the PAC Bayesian Theorem).
-FEWEST_OF_BOUND = 8
+MIN_BOUND_EXAMPLES = 8
 #: Steps between two computations of the KL, which costs as much as a weight sample.
 _KL_EVERY = 20
 #: Weight of the newest minibatch in the running loss.
@@ -50,7 +50,7 @@ class PACBayesObjective(ELBO):
     Args:
         bnn: a network whose prior was fixed before the examples of the bound were seen. All that
             is not random must be frozen, see ``certify``.
-        num_data: N, the number of training examples.
+        num_data: N, the number of training examples, at least 8.
         form: ``"f-quad"``, ``"f-classic"`` or ``"f-lambda"``.
         num_bound: n, the number of examples that the prior has not seen, at least 8; None stands
             for N.
@@ -92,10 +92,13 @@ class PACBayesObjective(ELBO):
         if form not in get_args(PACBayesForm):
             known = ", ".join(f'"{name}"' for name in get_args(PACBayesForm))
             raise ValueError(f"form must be one of {known}, got {form!r}")
+        if self.num_data < MIN_BOUND_EXAMPLES:
+            raise ValueError(f"num_data must be at least {MIN_BOUND_EXAMPLES}, got {num_data}")
         num_bound = self.num_data if num_bound is None else whole_number("num_bound", num_bound)
-        if not FEWEST_OF_BOUND <= num_bound <= num_data:
+        if not MIN_BOUND_EXAMPLES <= num_bound <= num_data:
             raise ValueError(
-                f"num_bound must be from {FEWEST_OF_BOUND} to num_data {num_data}, got {num_bound}"
+                f"num_bound must be from {MIN_BOUND_EXAMPLES} to num_data {num_data}, got "
+                f"{num_bound}"
             )
         for name, value in (("delta", delta), ("p_min", p_min)):
             if not 0.0 < value < 1.0:

@@ -12,6 +12,7 @@ from tests.training.test_resume import timeless
 from torch import nn
 
 from bayesify import certify, load, split_for_prior
+from bayesify.app.launch import Launch
 from bayesify.app.runs import Run
 from bayesify.module.networks import mlp
 
@@ -119,6 +120,19 @@ def test_too_few_images_for_a_certificate_are_refused_before_training(
     assert "prior-part must leave at least 1 training image to the prior and 8 to the" in said.err
     assert f"got {counts}" in said.err
     assert "epoch" not in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_are_refused_before_they_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(_: Launch) -> None:
+        raise AssertionError("other processes were started")
+
+    monkeypatch.setattr(Launch, "joined", started)
+    said = bayesify("train", "mnist", "--out", tmp_path / "run", *OPTIONS, "--devices", "2")
+    assert said.code == 2
+    assert "objective f-quad is trained in one process; leave --devices" in said.err
     assert not (tmp_path / "run").exists()
 
 

@@ -183,7 +183,8 @@ def train(
             "a search trains its trials in one process each; give several processes the same "
             f"--tune-storage instead, and {_ALONE}"
         )
-    _check_processes(launch, settings.get("objective", "elbo"))  # before others are started
+    if launch.nodes == 1 and not launch.by_torchrun:  # this process would start the others
+        _check_processes(launch, settings.get("objective", "elbo"))
     is_shared = launch.by_torchrun or launch.count > 1 or tune_storage is not None
     if out is None and (resume or is_shared):
         raise ConfigError(

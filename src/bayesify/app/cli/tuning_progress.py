@@ -54,8 +54,9 @@ class TuningBar:
             self._print(f"resuming the search after {plan.num_done} trials")
         self._print(
             f"tuning for {duration(plan.seconds_left)}: {parts}; with the default settings a trial "
-            f"trains for about {duration(plan.seconds_trial)}, so that the time allows {allowed:,} "
-            f"at most (the first is always finished); the final training comes after them"
+            f"trains for about {duration(plan.seconds_trial)}, so that the time allows "
+            f"about {allowed:,}, fewer where measuring takes long (the first is always finished); "
+            "the final training comes after them"
         )
         searched = ", ".join(name.replace("_", "-") for name in plan.default)
         self._print(f"searched: {searched}; all else is kept, as is the temperature")

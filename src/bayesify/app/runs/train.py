@@ -35,7 +35,7 @@ from bayesify.training.history import EpochRow, History
 from bayesify.training.ivon import IVON
 from bayesify.training.learned_prior import learn_prior_mean, split_for_prior
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
-from bayesify.training.pac_bayes import FEWEST_OF_BOUND, PACBayesObjective
+from bayesify.training.pac_bayes import MIN_BOUND_EXAMPLES, PACBayesObjective
 from bayesify.training.progress import Callback
 from bayesify.training.schedules import constant, cosine
 
@@ -238,11 +238,12 @@ def check_prior_part(config: RunConfig, data: RunData) -> None:
         return
     count = num_train(data)
     of_prior = round(config.prior_part * count)
-    if of_prior < 1 or count - of_prior < FEWEST_OF_BOUND:
+    if of_prior < 1 or count - of_prior < MIN_BOUND_EXAMPLES:
+        mend = "raise" if of_prior < 1 else "lower"
         raise ConfigError(
-            f"prior-part must leave at least 1 training image to the prior and {FEWEST_OF_BOUND} "
-            f"to the bound, got {of_prior} and {count - of_prior} with prior-part "
-            f"{config.prior_part:g} of {count}; change it, or raise limit"
+            f"prior-part must leave at least 1 training image to the prior and "
+            f"{MIN_BOUND_EXAMPLES} to the bound, got {of_prior} and {count - of_prior} with "
+            f"prior-part {config.prior_part:g} of {count}; {mend} it, or raise limit"
         )
 
 

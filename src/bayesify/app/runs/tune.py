@@ -200,7 +200,8 @@ class _Search:
         self._ranges = levers(run.config, study.user_attrs["given"])
         self._default = default_values(run.config, self._ranges)
         self._is_shared = is_shared
-        self._since = time.monotonic()  # what came before is counted
+        # The end of the last trial, up to which the trials' own seconds count.
+        self._since = time.monotonic()
         self._folder = f"{socket.gethostname()}:{run.folder.absolute()}"
         for trial in self._own_trials(TrialState.RUNNING):  # the process was killed
             study.tell(trial.number, state=TrialState.FAIL)
@@ -238,7 +239,7 @@ class _Search:
         trial = self._study.ask(self._ranges)
         trial.set_user_attr("folder", self._folder)
         is_default = _is_default(trial)
-        # Also what the last trial's end and this one's start take, as much as tiny networks do.
+        # With the time between trials, which may be as long as the training of tiny networks.
         begun, spent = self._since, self._spent()
         deadline = math.inf if is_default else begun + self._budget - spent
         state, nll = TrialState.FAIL, None
