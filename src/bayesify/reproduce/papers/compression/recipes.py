@@ -242,10 +242,6 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "moved and long, but 300 epochs",
             _moved_late(bound={"epochs": 300}),
         ),
-        "moved-later": (
-            "moved and long, weights pruned between 30 and 95 %",
-            _moved_late(bound={"prune_between": [0.3, 0.95]}),
-        ),
         "moved-pixels": (
             "moved and long, 10 % of the pixels dropped, 5 % in the second phase",
             {"dropout_input": 0.1, **_moved_late(tuning={"dropout_input": 0.05})},
