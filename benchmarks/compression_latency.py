@@ -7,8 +7,7 @@ The networks are decoded from the files that the results hold, and shrunk. Each 
 thread in ONNX Runtime, in int8 too, and in PyTorch, in turns with the whole network, on a machine
 with no other load. In ONNX Runtime inputs and outputs are bound before, so that the time is that of
 the network, without passing arrays to `InferenceSession.run`. The test error is measured of what is
-timed. The table goes to results/compression-latency and into
-docs/small-networks.md.
+timed. The table goes to results/compression-latency and into docs/small-networks.md.
 """
 
 from __future__ import annotations

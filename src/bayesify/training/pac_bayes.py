@@ -19,7 +19,8 @@ __all__ = ["MIN_BOUND_EXAMPLES", "PACBayesForm", "PACBayesObjective", "best_lamb
 
 PACBayesForm = Literal["f-quad", "f-classic", "f-lambda"]
 
-#: The fewest examples of a bound (Maurer 2004, A Note on the PAC Bayesian Theorem).
+#: The fewest examples for which the bound is proven (Maurer 2004, A Note on the PAC Bayesian
+#: Theorem).
 MIN_BOUND_EXAMPLES = 8
 #: Steps between two computations of the KL, which costs as much as a weight sample.
 _KL_EVERY = 20
