@@ -246,9 +246,17 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             "moved and long, 10 % of the pixels dropped, 5 % in the second phase",
             {"dropout_input": 0.1, **_moved_late(tuning={"dropout_input": 0.05})},
         ),
+        "moved-later": (
+            "moved and long, weights pruned between 30 and 95 %",
+            _moved_late(bound={"prune_between": [0.3, 0.95]}),
+        ),
     },
     "lenet-5-caffe-bytes": {
         "fewer": ("one weight in 204 left", {"bound": {"fraction": 0.9951}}),
+        "moved": (
+            "150 epochs and a second phase of 100, no pixels dropped, images moved by .1",
+            {"dropout_input": 0.0, **_moved_late()},
+        ),
     },
     "lenet-5-caffe-fast": {
         "whole": (
