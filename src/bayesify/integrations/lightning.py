@@ -42,9 +42,9 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     under local reparametrisation and Flipout. The noise is a function of the network's seed and of
     the number of minibatches, which Lightning's checkpoints hold, and dropout one of seed, epoch
     and minibatch, so that a resumed run draws what an uninterrupted one would. It logs ``loss``,
-    ``nll`` and ``kl`` in training, and ``val_nll`` in validation, all in nats, the first two and
-    the last per example. After training, ``bayesify.save(module.elbo.bnn, path)`` writes the
-    network.
+    ``nll`` and ``kl`` in training, ``val_nll`` in validation and ``test_nll`` in a test, all in
+    nats, and all but the KL per example. After training, ``bayesify.save(module.elbo.bnn, path)``
+    writes the network.
 
     Args:
         elbo: the objective, whose ``num_data`` is the number of training examples of the whole run.
@@ -53,8 +53,8 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
         kl_warmup_power: the power of a straight line in which it rises.
-        val_samples: weight samples whose predictions a validation averages; 0 validates the mean
-            weights.
+        val_samples: weight samples whose predictions a validation or a test averages; 0 takes the
+            mean weights.
 
     Raises:
         TypeError: ``elbo`` is not an ELBO.
@@ -160,17 +160,30 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         batch_idx: int,  # noqa: ARG002
         dataloader_idx: int = 0,  # noqa: ARG002
     ) -> None:
-        """Log the nll of a minibatch, of the mean weights or averaged over weight samples.
+        """Log the nll of a minibatch as ``val_nll``.
 
         Of several loaders each has a value of its own, under the names that Lightning gives them.
         """
+        self._log_nll("val_nll", batch)
+
+    def test_step(
+        self,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+        dataloader_idx: int = 0,  # noqa: ARG002
+    ) -> None:
+        """Log the nll of a minibatch as ``test_nll``, as in validation."""
+        self._log_nll("test_nll", batch)
+
+    def _log_nll(self, name: str, batch: Any) -> None:
+        """Log the nll of a minibatch, of the mean weights or averaged over weight samples."""
         inputs, targets = pair_of(batch)
         bnn, size = self.elbo.bnn, batch_size_of(inputs)
         if self._val_samples:
             nll = -bnn.log_prob(inputs, targets, self._val_samples, batch_size=size).mean()
         else:
             nll = self.elbo.nll(bnn.mean_outputs(inputs, batch_size=size).unsqueeze(0), targets)
-        self.log("val_nll", nll, batch_size=len(targets), sync_dist=True)
+        self.log(name, nll, batch_size=len(targets), sync_dist=True)
 
     def predict_step(
         self,
