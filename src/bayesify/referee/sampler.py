@@ -146,16 +146,24 @@ def hmc(
         mcmc = infer.MCMC(
             kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False
         )
+
+        def draw(random: Any, start: Any) -> tuple[Any, Any, Any]:
+            mcmc.run(random, init_params=start, extra_fields=tuple(_DIAGNOSTICS))
+            last = mcmc.last_state.adapt_state.step_size
+            return mcmc.get_samples(), mcmc.get_extra_fields(), last
+
+        # NumPyro compiles each of its runs anew, which takes seconds: one serves all chains.
+        compiled = jax.jit(draw)
         for chain, start in enumerate(starts):
             # Chain by chain: together, all would take as many steps as the one that takes the most.
             random = jax.random.key(derived_seed(seed, Stream.TRAINING, chain))
-            mcmc.run(random, init_params=start.numpy(), extra_fields=tuple(_DIAGNOSTICS))
-            found["weights"].append(_tensor(mcmc.get_samples()))
-            extra = {name: _tensor(each) for name, each in mcmc.get_extra_fields().items()}
+            drawn, reported, last = compiled(random, start.numpy())
+            found["weights"].append(_tensor(drawn))
+            extra = {name: _tensor(each) for name, each in reported.items()}
             cut_off += int((extra["num_steps"] >= 2**max_tree_depth - 1).sum())
             for name, values in extra.items():
                 found[name].append(values.double().mean())
-            found["step_size"].append(_tensor(mcmc.last_state.adapt_state.step_size))
+            found["step_size"].append(_tensor(last))
             if on_progress is not None:
                 on_progress((chain + 1) / num_chains)
     stacked = {name: torch.stack(values) for name, values in found.items()}
