@@ -116,7 +116,9 @@ def check_translation(density: PosteriorDensity, scale: float) -> None:
     energy = density(variable)
     (gradient,) = torch.autograd.grad(energy, variable)
     with jax.enable_x64(True):
-        found, slope = jax.value_and_grad(to_jax(density, density.centre))(weights.numpy())
+        translated = to_jax(density, density.centre)
+        # Compiled as a whole, as the sampler does: operator by operator, JAX compiles each one.
+        found, slope = jax.jit(jax.value_and_grad(translated))(weights.numpy())
         assert found.dtype == np.float64
         assert float(found) == pytest.approx(energy.item(), rel=1e-12)
         np.testing.assert_allclose(np.asarray(slope), gradient.numpy(), rtol=1e-9, atol=1e-9)
