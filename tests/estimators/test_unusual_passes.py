@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cases import normals
-from tests.loops import loop_over
+from tests.loops import loop_over, noted
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
@@ -375,18 +375,19 @@ def tangent(layer: nn.Linear, x: Tensor) -> Tensor:
 # PyTorch's own, where it is the first to use forward mode in a process.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @loop_over("run", [filled, in_list, tangent])
-@each_local
-def test_weights_that_are_copied_or_differentiated_are_sampled(run: Any, estimator: Any) -> None:
+def test_weights_that_are_copied_or_differentiated_are_sampled(run: Any) -> None:
     net = Net(run)
-    bnn = bayesian(net, estimator, seed=5)
-    outputs = torch.stack([bnn(X).detach() for _ in range(600)])
-    assert bool(outputs.isfinite().all())
-    weight = {row.name: row.treatment for row in bnn.summary()}["linear.weight"]
-    assert weight == "sampled"
     other = bayesian(net, WeightSampling(), seed=6)
     expected = torch.stack([other(X).detach() for _ in range(600)]).std(0)
-    ratio = outputs.std(0) / expected
-    assert bool(((ratio > 0.8) & (ratio < 1.25)).all())
+    for estimator in LOCAL:
+        with noted(estimator=estimator):
+            bnn = bayesian(net, estimator, seed=5)
+            outputs = torch.stack([bnn(X).detach() for _ in range(600)])
+            assert bool(outputs.isfinite().all())
+            weight = {row.name: row.treatment for row in bnn.summary()}["linear.weight"]
+            assert weight == "sampled"
+            ratio = outputs.std(0) / expected
+            assert bool(((ratio > 0.8) & (ratio < 1.25)).all())
 
 
 @each_estimator
