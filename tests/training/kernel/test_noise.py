@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from tests.backend_cases import each_compiled_kind, needs_compiler
 from tests.gpu.device import COMPILER_WARNING
 from torch import Tensor
@@ -196,12 +197,14 @@ def test_the_compiled_kernel_of_a_gpu_draws_the_numbers_of_its_step() -> None:
     vectors = Vectors(mean, rho, leaf, (), (), (0, 700), None, None)
     recipe = Recipe(form, "sgd", "weights", torch.float32)
     kernel = TensorKernel(recipe, vectors, (7, 8), compiled=True)
-    for step in (3, 2**31 + 3):
-        kernel.prepare(step, 1.0, (Rates(0.1, 0.0), Rates(0.1, 0.0)))
-        for size in (700, 5000):
-            found = kernel.normals((1, -2), 0, size)
-            expected = normals(1, -2, step, size, dtype=torch.float32, device="cpu")
-            assert float((found - expected).abs().max()) < DTYPES[torch.float32]
+    # Vector instructions of the CPU and processes to compile in would take longer than all else.
+    with torch._inductor.config.patch({"compile_threads": 1, "cpp.simdlen": 1}):
+        for step in (3, 2**31 + 3):
+            kernel.prepare(step, 1.0, (Rates(0.1, 0.0), Rates(0.1, 0.0)))
+            for size in (700, 5000):
+                found = kernel.normals((1, -2), 0, size)
+                expected = normals(1, -2, step, size, dtype=torch.float32, device="cpu")
+                assert float((found - expected).abs().max()) < DTYPES[torch.float32]
 
 
 @each_dtype
