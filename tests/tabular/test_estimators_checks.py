@@ -25,13 +25,17 @@ pytestmark = [
 ]
 
 
-@parametrize_with_checks([BayesianMLPRegressor(steps=40)], expected_failed_checks=lambda _: {})
+@parametrize_with_checks(
+    [BayesianMLPRegressor(steps=15, num_samples=20)], expected_failed_checks=lambda _: {}
+)
 def test_scikit_learn_checks_of_the_regressor(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([BayesianMLPClassifier(steps=40)], expected_failed_checks=lambda _: {})
+@parametrize_with_checks(
+    [BayesianMLPClassifier(steps=15, num_samples=20)], expected_failed_checks=lambda _: {}
+)
 def test_scikit_learn_checks_of_the_classifier(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -341,11 +341,12 @@ def _rounded(y: Any) -> Any:
     return np.round(np.abs(np.asarray(y, dtype=np.float64)))
 
 
+FEW: dict[str, Any] = {"steps": 15, "num_samples": 20}
 CHECKED = [
-    Rounding(steps=40, likelihood="poisson"),
-    BayesianMLPRegressor(steps=40, likelihood="student-t"),
-    BayesianMLPRegressor(steps=40, likelihood="censored", censored_above=1e9),
-    BayesianMLPClassifier(steps=40, ordered=True),
+    Rounding(**FEW, likelihood="poisson"),
+    BayesianMLPRegressor(**FEW, likelihood="student-t"),
+    BayesianMLPRegressor(**FEW, likelihood="censored", censored_above=1e9),
+    BayesianMLPClassifier(**FEW, ordered=True),
 ]
 
 
@@ -367,8 +368,8 @@ def mean_nll(model: BayesianMLPRegressor, x: Array, y: Array) -> float:
 def test_poisson_predicts_counts_better_than_a_gaussian() -> None:
     x, y = rows(200)
     new, truth = rows(2000, seed=1)
-    gaussian = BayesianMLPRegressor(random_state=0, steps=1500).fit(x, y)
-    poisson = BayesianMLPRegressor(likelihood="poisson", random_state=0, steps=1500).fit(x, y)
+    gaussian = BayesianMLPRegressor(random_state=0, steps=500).fit(x, y)
+    poisson = BayesianMLPRegressor(likelihood="poisson", random_state=0, steps=500).fit(x, y)
     # The nll of a count under a Gaussian is that of the cell of width 1 around it.
     p, targets = gaussian.predictive(new), torch.from_numpy(truth)
     low = torch.where(targets > 0.0, targets - 0.5, -1e6)  # a count is at least 0
@@ -408,9 +409,9 @@ def test_censored_numbers_leave_no_bias() -> None:
     truth = 2.0 * new[:, 0]
     high = truth > 1.0
     censored = BayesianMLPRegressor(
-        likelihood="censored", censored_above=1.0, random_state=0, steps=1500
+        likelihood="censored", censored_above=1.0, random_state=0, steps=500
     ).fit(x, recorded)
-    gaussian = BayesianMLPRegressor(random_state=0, steps=1500).fit(x, recorded)
+    gaussian = BayesianMLPRegressor(random_state=0, steps=500).fit(x, recorded)
     bias = [float((m.predict(new) - truth)[high].mean()) for m in (censored, gaussian)]
     print(f"bias where the mean is above the limit: censored {bias[0]:.3f}, gaussian {bias[1]:.3f}")
     assert abs(bias[0]) < 0.4
