@@ -170,10 +170,12 @@ def test_predictions_in_batches_equal_those_of_the_whole() -> None:
 def test_early_stopping_keeps_the_best_and_stops() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((60, 20)), rng.standard_normal(60)  # nothing to learn
-    model = BayesianMLPRegressor(early_stopping=True, n_iter_no_change=2, random_state=0).fit(x, y)
+    model = BayesianMLPRegressor(
+        steps=1000, early_stopping=True, n_iter_no_change=2, random_state=0
+    ).fit(x, y)
     full = BayesianMLPRegressor(steps=5, random_state=0).fit(x, y)
     assert full.n_iter_ == 5
-    assert model.n_iter_ < model.recipe_.steps == 3000
+    assert model.n_iter_ < model.recipe_.steps == 1000
     warm = model.recipe_.kl_warmup * model.recipe_.steps
     held_out = [row["validation_nll"] for row in model.history_ if 50 * row["epoch"] >= warm]
     assert int(np.argmin(held_out)) == len(held_out) - 3
@@ -222,13 +224,14 @@ def test_one_more_row_undoes_nothing(tmp_path: Path, posterior: Any) -> None:
     model.save(tmp_path / "model")
     again = BayesianMLPRegressor.load(tmp_path / "model")
     errors, held = [], []
-    for row in (200, 201, 202):
+    for row in (199, 200, 201):
+        if row >= 200:
+            for each in (model, again):
+                each.partial_fit(x[row : row + 1], y[row : row + 1])
+        assert np.array_equal(model.predict(x), again.predict(x))
         mean, std = model.predict(x[203:], return_std=True)
         errors.append(float(np.sqrt(np.mean((mean - y[203:]) ** 2))))
         held.append(float(np.mean(np.abs(y[203:] - mean) < 1.645 * std)))
-        for each in (model, again):
-            each.partial_fit(x[row : row + 1], y[row : row + 1])
-        assert np.array_equal(model.predict(x), again.predict(x))
     assert max(errors) < 1.05 * errors[0]
     assert min(held) > held[0] - 0.03
 

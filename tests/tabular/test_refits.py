@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWa
 
 QUICK: dict[str, Any] = {
     "hidden_layer_sizes": (4,),
-    "steps": 60,
+    "steps": 20,
     "num_samples": 20,
     "random_state": 0,
 }
@@ -140,14 +140,14 @@ def test_partial_fit_follows_changed_settings_of_training() -> None:
 
 
 def test_rows_at_the_limit_of_a_censored_target_train_a_model_further() -> None:
-    settings = {**QUICK, "steps": 200}
+    settings = {**QUICK, "steps": 100}
     model = BayesianMLPRegressor(likelihood="censored", censored_above=1000.0, **settings)
     with pytest.raises(ValueError, match="y must have numbers between the limits"):
         model.partial_fit(X, np.full(len(X), 1000.0))
     model.partial_fit(X, X[:, 0].clip(max=1000.0))
     for _ in range(3):
         model.partial_fit(np.full((50, 1), 1100.0), np.full(50, 1000.0))
-    assert model.n_iter_ == 800
+    assert model.n_iter_ == 400
     assert model.predict([[1100.0]]) > 1000.0
 
 
