@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import precision_score, recall_score
-from tests.app.cli.test_cli import as_json, bayesify
+from tests.app.cli.test_cli import as_json, bayesify, quick_runs
 from tests.app.report.test_report import Page
 
 from bayesify.app.report.parts import shown_number
@@ -470,7 +470,8 @@ def test_many_columns_are_measured_in_two_steps(tmp_path: Path) -> None:
     x = generator.normal(size=(400, 70))
     table = pd.DataFrame(x, columns=[f"x{k}" for k in range(70)])
     table["y"] = 3.0 * x[:, 66] + generator.normal(size=400)
-    run = trained(tmp_path, table)
+    with quick_runs():  # without the figures of the network
+        run = trained(tmp_path, table)
     found = run.metrics()["importance"]["columns"]
     assert len(found) == 50
     assert found[0]["column"] == "x66"
@@ -479,7 +480,8 @@ def test_many_columns_are_measured_in_two_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_of_few_rows_has_no_importance(tmp_path: Path) -> None:
-    run = trained(tmp_path, mixed(30))
+    with quick_runs():
+        run = trained(tmp_path, mixed(30))
     assert run.metrics()["importance"] is None
     assert "importance" not in Page(run.folder / "report.html").ids()
 
