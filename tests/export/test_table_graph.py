@@ -125,7 +125,12 @@ def test_a_graph_of_classes_reads_raw_cells(exported: Exported) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in TARGETS if kind != "classes"])
-def test_a_graph_of_every_kind_of_target(kind: str, tmp_path: Path) -> None:
+def test_a_graph_of_every_kind_of_target(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A graph has each step of the search for a quantile as nodes of its own. With all of them it
+    # takes half a minute: tests/app/cli/test_export_tables.py exports such a graph.
+    monkeypatch.setattr("bayesify.export.table_network._BISECTIONS", 4)
     found = case(kind, tmp_path)
     report = export_table(*found, tmp_path / "net.onnx", num_samples=SAMPLES)
     assert ("quantiles" in report.outputs) == (kind in ("gaussian", "censored"))
