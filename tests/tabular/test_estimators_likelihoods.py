@@ -392,7 +392,9 @@ def test_an_order_helps_where_rows_are_few() -> None:
         x, y = grades(40, seed=seed)
         found = []
         for order in (ORDER, False):
-            model = BayesianMLPClassifier(ordered=order, random_state=0).fit(x, y)
+            model = BayesianMLPClassifier(
+                ordered=order, steps=600, num_samples=50, random_state=0
+            ).fit(x, y)
             found.append(log_loss(truth, model.predict_proba(new), labels=model.classes_))
         differences.append(found[1] - found[0])
     print("nll of classes without order minus ordered:", np.round(differences, 4))

@@ -36,47 +36,29 @@ def clean() -> BayesianMLPRegressor:
     return trained()
 
 
-def with_cell(x: Any) -> Any:
-    found = x.copy()
-    found[3, 0] = 1e6
-    return found
-
-
-def with_gaps(x: Any) -> Any:
-    found = x.copy()
-    found[TRAIN][np.random.default_rng(0).random((800, 10)) < 0.05] = np.nan
-    return found
-
-
-def with_a_moved_constant(x: Any) -> Any:
-    return np.c_[x, np.where(np.arange(1600) < 800, 1000.0, 1005.0)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "most"),
-    [
-        (with_cell, 1.1),
-        (lambda x: np.exp(5.0 * x), 1.2),
-        (lambda x: np.exp(2.0 * ndtri(x)), 1.2),
-        (with_a_moved_constant, 1.1),
-        (with_gaps, 1.1),
-    ],
-    ids=["one wild cell", "skewed", "lognormal", "constant in training", "gaps in training"],
+    "change",
+    [lambda x: np.exp(5.0 * x), lambda x: np.exp(2.0 * ndtri(x))],
+    ids=["skewed", "lognormal"],
 )
-def test_broken_columns_cost_little(
-    clean: BayesianMLPRegressor, change: Callable[[Any], Any], most: float
+def test_skewed_columns_cost_little(
+    clean: BayesianMLPRegressor, change: Callable[[Any], Any]
 ) -> None:
     x = change(X)
-    assert rmse(trained(x), x) < most * rmse(clean)
+    assert rmse(trained(x), x) < 1.2 * rmse(clean)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::bayesify.tabular.TableWarning")
-def test_a_wild_target_costs_little(clean: BayesianMLPRegressor) -> None:
-    y = Y.copy()
-    y[7] = 1e6
-    assert rmse(trained(y=y)) < 1.1 * rmse(clean)
+def test_wild_cells_gaps_and_a_moved_constant_together_cost_little(
+    clean: BayesianMLPRegressor,
+) -> None:
+    x, y = X.copy(), Y.copy()
+    x[TRAIN][np.random.default_rng(0).random((800, 10)) < 0.05] = np.nan
+    x[3, 0], y[7] = 1e6, 1e6
+    x = np.c_[x, np.where(np.arange(1600) < 800, 1000.0, 1005.0)]
+    assert rmse(trained(x, y), x) < 1.1 * rmse(clean)
 
 
 @pytest.mark.slow
@@ -101,7 +83,8 @@ def test_one_row_in_a_thousand_of_a_class(shift: float, most_missed: int) -> Non
     rare = np.arange(40_000) % 1000 == 7
     x = rng.normal(size=(40_000, 5))
     x[rare, 0] += shift
-    model = BayesianMLPClassifier(random_state=0).fit(x[:20_000], rare[:20_000])
+    model = BayesianMLPClassifier(num_samples=50, random_state=0)
+    model.fit(x[:20_000], rare[:20_000])
     probability = model.predict_proba(x[20_000:])[:, 1]
     assert 0.5e-3 < probability.mean() < 2e-3
     found = probability > 0.5
@@ -117,7 +100,7 @@ def test_two_hundred_levels() -> None:
         {"level": [f"level {place}" for place in level], "x": rng.normal(size=2000)}
     )
     labels = rows["x"].to_numpy() + level % 2 > 0.5
-    model = BayesianMLPClassifier(random_state=0).fit(rows[:1500], labels[:1500])
+    model = BayesianMLPClassifier(steps=400, random_state=0).fit(rows[:1500], labels[:1500])
     new = slice(1500, None)
     assert model.predict_proba(rows[new])[:, 1].mean() == pytest.approx(
         labels[new].mean(), abs=0.05
@@ -132,7 +115,7 @@ def test_two_hundred_levels_that_all_matter() -> None:
     level = rng.permutation(np.arange(4000) % 200)
     rows = pd.DataFrame({"level": [f"level {place}" for place in level]})
     y = 3.0 * rng.normal(size=200)[level] + 0.3 * rng.normal(size=4000)
-    model = BayesianMLPRegressor(random_state=0).fit(rows[:3000], y[:3000])
+    model = BayesianMLPRegressor(steps=500, random_state=0).fit(rows[:3000], y[:3000])
     assert model.columns_[0].kept == 200
     assert model.score(rows[3000:], y[3000:]) > 0.95
 
