@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from tests.killable import Forked
 
 from bayesify.app.runs import ConfigError, Run, RunConfig, RunError
 from bayesify.app.runs.levers import chosen_config, levers
@@ -228,22 +228,13 @@ def test_a_killed_search_resumes(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     whole, data = a_run(tmp_path / "whole")
     _, expected = searched(whole, data, 4)
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from tests.app.test_tune import Watching, a_run, searched\n"
-        "kill = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run, data = a_run(Path(sys.argv[1]))\n"
-        "searched(run, data, 4, progress=Watching(kill, (2, 4)))\n"
-    )
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    killed = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "killed")],
-        env={**os.environ, "PYTHONPATH": paths},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
     run, data = a_run(tmp_path / "killed")
+
+    def kill(_: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    killed = Forked(lambda: searched(run, data, 4, progress=Watching(kill, (2, 4))))
+    assert killed.wait() == -signal.SIGKILL
     watching = Watching()
     _, found = searched(run, data, 4, progress=watching)
     assert len(watching.trials) == 2

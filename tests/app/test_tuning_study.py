@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from tests.app.test_tune import Watching, a_run, searched, with_encoder
+from tests.killable import Forked
 
 from bayesify.app.runs import ConfigError, RunError
 from bayesify.app.runs.levers import chosen_config
@@ -91,24 +90,12 @@ def test_only_the_own_trial_of_a_killed_process_is_given_up(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_processes_search_at_the_same_time(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from tests.app.test_tune import a_run, searched\n"
-        "from tests.app.test_tuning_study import shared\n"
-        "place = Path(sys.argv[1]); run, data = a_run(place / sys.argv[2])\n"
-        "searched(run, data, 24, storage=shared(place))\n"
-    )
-    for name in ("one", "two"):
+    def search(name: str) -> None:
         (tmp_path / name).mkdir()
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script, str(tmp_path), name],
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for name in ("one", "two")
-    ]
+        run, data = a_run(tmp_path / name)
+        searched(run, data, 24, storage=shared(tmp_path))
+
+    processes = [Forked(partial(search, name)) for name in ("one", "two")]
     assert [each.wait() for each in processes] == [0, 0]
     (name,) = optuna.get_all_study_names(shared(tmp_path))
     trials = optuna.load_study(study_name=name, storage=shared(tmp_path)).trials

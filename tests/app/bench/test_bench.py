@@ -31,6 +31,8 @@ from bayesify.app.bench.step_memory import built_with_peak, can_measure, residen
 from bayesify.training.kernel.compiler import find_compiler
 
 TINY = perceptron("mlp-400", 8, inputs=4, batches=(16,))
+#: Of two contestants.
+ASKED = perceptron("predict", 8, inputs=4, batches=(16,), work="predict")
 NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 

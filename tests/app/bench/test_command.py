@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.app.bench.test_bench import NEEDS_COMPILER, TINY
+from tests.app.bench.test_bench import ASKED, NEEDS_COMPILER, TINY
 from tests.app.cli.test_cli import Said, bayesify
 
 from bayesify.app.bench import Group, cases, measure, measuring, peers
-from bayesify.app.bench.cases import perceptron
 
-ASKED = perceptron("predict", 8, inputs=4, batches=(16,), work="predict")
 CONTRACT = ("case", "estimator", "path", "hidden", "batch", "ms_median", "ms_iqr", "ratio")
 
 

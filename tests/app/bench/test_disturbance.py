@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.app.bench.conftest import Disturbances
-from tests.app.bench.test_bench import TINY
+from tests.app.bench.test_bench import ASKED, TINY
 from tests.app.cli.test_cli import bayesify
 
 from bayesify.app.bench import Group, cases, measure, measuring, timing
@@ -109,7 +109,7 @@ def test_ones_own_work_is_no_disturbance(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 99])
 def test_a_busy_machine_is_named_at_the_start(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CASES", {TINY.name: TINY})
+    monkeypatch.setattr(cases, "CASES", {ASKED.name: ASKED})
     monkeypatch.setattr(bench_command, "Watch", Disturbances(count))
     said = bayesify("bench", "--threads", "1", "--steps", "1")
     assert said.code == 0
@@ -118,7 +118,7 @@ def test_a_busy_machine_is_named_at_the_start(count: int, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_disturbed_rows_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cases, "CASES", {TINY.name: TINY})
+    monkeypatch.setattr(cases, "CASES", {ASKED.name: ASKED})
     monkeypatch.setattr(timing, "Watch", Disturbances(10_000))
     out = tmp_path / "cpu.json"
     asked = ("bench", "--threads", "1", "--steps", "1", "--uncommitted", "--out", out)

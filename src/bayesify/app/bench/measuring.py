@@ -19,7 +19,15 @@ from bayesify.app.bench.step_memory import (
     built_with_peak,
     resident_bytes,
 )
-from bayesify.app.bench.timing import Entrant, Turn, paired_ratio, spread, take_turns, wait
+from bayesify.app.bench.timing import (
+    Entrant,
+    Turn,
+    frozen_objects,
+    paired_ratio,
+    spread,
+    take_turns,
+    wait,
+)
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.training.backends import CompilerError
 
@@ -105,12 +113,14 @@ def measure(
         entrants: list[Entrant] = []
         name = f"{group.case.name}, batch {group.batch}"
         try:
-            for contestant in group.entered:
-                entrant = _prepared(contestant, group.case.device)
-                entrants.append(entrant)
-            ready = [each for each in entrants if each.error is None]
-            turn = Turn.for_steps_of(_seconds(entrants[0]))
-            take_turns(ready, rounds=rounds, turn=turn, on_turn=lambda: on_turn(name))  # noqa: B023
+            # What the libraries hold need not be searched for garbage after each contestant.
+            with frozen_objects():
+                for contestant in group.entered:
+                    entrant = _prepared(contestant, group.case.device)
+                    entrants.append(entrant)
+                ready = [each for each in entrants if each.error is None]
+                turn = Turn.for_steps_of(_seconds(entrants[0]))
+                take_turns(ready, rounds=rounds, turn=turn, on_turn=lambda: on_turn(name))  # noqa: B023
         except KeyboardInterrupt:
             found.interrupted = True
         rows = _rows(group, entrants)

@@ -17,7 +17,7 @@ from bayesify.app.bench.contestants import Contestant, Step
 from bayesify.app.bench.disturbance import Watch
 from bayesify.estimators.out_of_memory import is_out_of_memory
 
-__all__ = ["Entrant", "Turn", "paired_ratio", "spread", "take_turns", "wait"]
+__all__ = ["Entrant", "Turn", "frozen_objects", "paired_ratio", "spread", "take_turns", "wait"]
 
 #: A disturbance is looked for in rounds that take at least this long together.
 _BLOCK_S = 0.5
@@ -174,15 +174,30 @@ def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
 
 
 @contextmanager
-def _collected_between() -> Iterator[None]:
-    """Let the garbage collector run only where it is called."""
-    was_enabled = gc.isenabled()
+def frozen_objects() -> Iterator[None]:
+    """Collect garbage, and leave the objects that remain out of the searches until the end.
+
+    Example:
+        >>> with frozen_objects():
+        ...     gc.get_freeze_count() > 0
+        True
+    """
     gc.collect()
-    gc.disable()
-    gc.freeze()  # existing objects need no search each time
+    gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+
+
+@contextmanager
+def _collected_between() -> Iterator[None]:
+    """Let the garbage collector run only where it is called."""
+    was_enabled = gc.isenabled()
+    with frozen_objects():
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
