@@ -42,6 +42,7 @@ def without_times(metrics: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_test_images")
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_runs_are_whole_and_repeat(name: str, tmp_path: Path) -> None:
     experiment = find_experiment(name)
@@ -125,6 +126,7 @@ def small(settings: Mapping[str, Any] | None = None, **more: Any) -> Job:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_test_images")
 def test_the_shape_of_the_warm_up_is_heard() -> None:
     """The weaker the KL while it rises, the larger it is in the end."""
     kls = []
@@ -149,6 +151,7 @@ def test_an_ensemble_is_more_than_its_members(tmp_path: Path) -> None:
     assert together["nll"] < alone["nll"]
 
 
+@pytest.mark.usefixtures("few_test_images")
 def test_pruned_rows_and_the_distribution_of_the_ratio() -> None:
     metrics = run_network(small(with_snr=True), Context())
     assert [part["fraction"] for part in metrics["pruned"]] == [0.0, *FRACTIONS]
@@ -183,6 +186,7 @@ def test_the_mean_of_a_trajectory_is_of_its_last_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_test_images")
 def test_an_averaged_run_begins_anew(tmp_path: Path) -> None:
     """Else the epochs before the stop would be missing from its mean."""
     averaged = small(average_last=0.9)

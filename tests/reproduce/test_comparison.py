@@ -177,6 +177,7 @@ def test_the_bound_is_the_bound() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_test_images")
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_runs_are_whole(name: str, tmp_path: Path) -> None:
     experiment = find_experiment(name)

@@ -55,6 +55,7 @@ def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_test_images")
 @pytest.mark.parametrize("name", NAMES)
 def test_quick_runs_are_whole_and_repeat(name: str, tmp_path: Path) -> None:
     experiment = only(find_experiment(name), *SHOWN[name])
@@ -70,7 +71,8 @@ def test_quick_runs_are_whole_and_repeat(name: str, tmp_path: Path) -> None:
     again = find_experiment(name).jobs((0,), True)
     for number, job in enumerate(job for job in again if job.name in SHOWN[name]):
         row = outcome.results[number]
-        if number in (0, len(outcome.results) - 1):
+        # Of a job of times nothing is left to compare.
+        if number in (0, len(outcome.results) - 1) and without_times(row["metrics"]):
             # By another way, too: with nothing kept in between.
             metrics = json.loads(json.dumps(experiment.run(job, Context())))
             assert without_times(metrics) == without_times(row["metrics"])
