@@ -201,16 +201,21 @@ def interrupt(_: int) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Watching, dict[str, Any]]:
+    """A search of three trials: what it reports, and its summary."""
+    run, data = a_run(tmp_path_factory.mktemp("undisturbed"))
+    watching = Watching()
+    _, summary = searched(run, data, 3, progress=watching)
+    return watching, summary
+
+
 @pytest.mark.parametrize("at", [(0, 3), (1, 5)])
 def test_an_interrupted_search_resumes_as_if_it_had_not_been(
-    tmp_path: Path, at: tuple[int, int]
+    undisturbed: tuple[Watching, dict[str, Any]], tmp_path: Path, at: tuple[int, int]
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parted").mkdir()
-    whole, data = a_run(tmp_path / "whole")
-    watching = Watching()
-    _, expected = searched(whole, data, 3, progress=watching)
-    run, data = a_run(tmp_path / "parted")
+    watching, expected = undisturbed
+    run, data = a_run(tmp_path)
     before = Watching(interrupt, at)
     with pytest.raises(KeyboardInterrupt):
         searched(run, data, 3, progress=before)
@@ -223,21 +228,20 @@ def test_an_interrupted_search_resumes_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_a_killed_search_resumes(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    whole, data = a_run(tmp_path / "whole")
-    _, expected = searched(whole, data, 4)
-    run, data = a_run(tmp_path / "killed")
+def test_a_killed_search_resumes(
+    undisturbed: tuple[Watching, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, expected = undisturbed
+    run, data = a_run(tmp_path)
 
     def kill(_: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    killed = Forked(lambda: searched(run, data, 4, progress=Watching(kill, (2, 4))))
+    killed = Forked(lambda: searched(run, data, 3, progress=Watching(kill, (2, 4))))
     assert killed.wait() == -signal.SIGKILL
     watching = Watching()
-    _, found = searched(run, data, 4, progress=watching)
-    assert len(watching.trials) == 2
+    _, found = searched(run, data, 3, progress=watching)
+    assert len(watching.trials) == 1
     assert timeless(found) == timeless(expected)
 
 
