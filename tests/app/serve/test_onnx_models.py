@@ -143,6 +143,24 @@ def exported(path: Path, metadata: dict[str, Any], **options: Any) -> Path:
     return path
 
 
+def described_as(file: Path, path: Path, **changes: Any) -> Path:
+    """A copy of a file whose description differs."""
+    model, about = onnx.load(file), dataclasses.replace(read_metadata(file), **changes)
+    del model.metadata_props[:]
+    helper.set_model_props(model, {"bayesify": about.to_json()})
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of two classes that is served."""
+    described = {"kind": "classification", "classes": ("a", "b"), "input": IMAGE}
+    path = exported(tmp_path_factory.mktemp("classes") / "right.onnx", described)
+    OnnxModel(path)
+    return path
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -155,11 +173,9 @@ def exported(path: Path, metadata: dict[str, Any], **options: Any) -> Path:
     ids=str,
 )
 def test_a_file_that_could_answer_nothing_is_refused(
-    change: dict[str, Any], tmp_path: Path
+    change: dict[str, Any], classes: Path, tmp_path: Path
 ) -> None:
-    described = {"kind": "classification", "classes": ("a", "b"), "input": IMAGE}
-    OnnxModel(exported(tmp_path / "right.onnx", described))
-    path = exported(tmp_path / "net.onnx", described | change)
+    path = described_as(classes, tmp_path / "net.onnx", **change)
     with pytest.raises(StorageError, match="cannot be served, as its description is not that"):
         OnnxModel(path)
 
@@ -172,9 +188,9 @@ def test_the_interval_is_equal_tailed_whatever_the_order_of_the_levels(tmp_path:
     assert answer["lower"] < answer["prediction"] < answer["upper"]
     assert model.card.level == pytest.approx(0.9)
     for levels in ((0.1, 0.5), (0.5,)):
-        path = exported(tmp_path / "net.onnx", described, quantiles=levels)
+        other = described_as(path, tmp_path / "other.onnx", quantiles=levels)
         with pytest.raises(StorageError, match="for an equal-tailed interval, got"):
-            OnnxModel(path)
+            OnnxModel(other)
 
 
 def _doubles(values: list[float]) -> onnx.TensorProto:
@@ -210,11 +226,8 @@ def test_rows_of_a_file_may_have_unused_columns(table: Path) -> None:
     usual = old.predict(old.read(Examples([row])))
     with pytest.raises(InputError, match=r"\[0\]\.id: the training table had no such column"):
         old.read(Examples([{**row, "id": 7}]))
-    model, about = onnx.load(table), read_metadata(table)
-    about = dataclasses.replace(about, input={**about.input, "unused": ["const", "id"]})
-    del model.metadata_props[:]
-    helper.set_model_props(model, {"bayesify": about.to_json()})
-    onnx.save(model, table)
+    unused = {**read_metadata(table).input, "unused": ["const", "id"]}
+    described_as(table, table, input=unused)
     new = OnnxModel(table)
     assert new.card.unused_columns == ["const", "id", "price"]
     assert new.predict(new.read(Examples([{**row, "id": 7}]))) == usual
