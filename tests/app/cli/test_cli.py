@@ -72,8 +72,18 @@ def few_images(name: str, limit: int | None) -> ImageData:
 
 
 @contextlib.contextmanager
+def without_figures() -> Iterator[None]:
+    """No figures in reports: they are tested elsewhere and take seconds."""
+    finish = importlib.import_module("bayesify.app.runs.finish")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "build_figures", lambda *_, **__: {})
+        patch.setattr(finish, "column_effects", lambda *_: [])
+        yield
+
+
+@contextlib.contextmanager
 def quick_runs(*, figures: bool = False) -> Iterator[None]:
-    """500 test images, and no figures: they are tested elsewhere and take seconds."""
+    """500 test images, and no figures."""
 
     def few(name: str, data_dir: str | None = None, **options: Any) -> ImageData:
         if data_dir or os.environ.get("BAYESIFY_DATA"):
@@ -82,11 +92,8 @@ def quick_runs(*, figures: bool = False) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "load_images", few)
-        finish = importlib.import_module("bayesify.app.runs.finish")
-        if not figures:
-            patch.setattr(finish, "build_figures", lambda *_, **__: {})
-            patch.setattr(finish, "column_effects", lambda *_: [])
-        yield
+        with contextlib.nullcontext() if figures else without_figures():
+            yield
 
 
 class Whole(NamedTuple):

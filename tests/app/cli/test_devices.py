@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.app.cli.test_cli import bayesify, read_json
+from tests.app.cli.test_cli import Said, as_json, bayesify, read_json, without_figures
 from tests.app.cli.test_errors import check_refused
 
 from bayesify.app.launch import Launch, requested_device, requested_launch
@@ -140,6 +141,12 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
 
 
+def run_alone(*words: object) -> Said:
+    """Train by one process, this one."""
+    with without_figures():
+        return bayesify(*words)
+
+
 def torchrun(*words: object, restarts: int = 0) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", "2", "--max-restarts", str(restarts), "-m", "bayesify"]
@@ -214,14 +221,13 @@ def test_two_processes_train_one_run(whole: Path, tmp_path: Path) -> None:
     assert epochs_of(whole) == 25
     error = read_json(whole / "metrics.json")["test"]["error_predictive"]
     alone = tmp_path / "alone"
-    assert run(*LONG, "--out", alone).returncode == 0
+    assert run_alone(*LONG, "--out", alone).code == 0
     assert read_json(alone / "config.json")["processes"] == 1
     # The same minibatches and objective, other noise.
     one = read_json(alone / "metrics.json")["test"]["error_predictive"]
     assert abs(error - one) < 2.0
     assert not torch.equal(weights_of(whole)["posterior.mean"], weights_of(alone)["posterior.mean"])
-    shown = run("evaluate", whole, "--json")
-    assert json.loads(shown.stdout)["test"]["error_predictive"] == error
+    assert as_json("evaluate", whole)["test"]["error_predictive"] == error
 
 
 @pytest.mark.slow
@@ -247,7 +253,7 @@ def test_two_processes_share_a_streamed_table(tmp_path: Path) -> None:
     words = ["train", make_table(tmp_path), "--target", "y", "--max-memory", "3GB"]
     words += ["--epochs", "3", "--test-samples", "2", "--estimator", "sampling"]
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    assert run(*words, "--out", alone).returncode == 0
+    assert run_alone(*words, "--out", alone).code == 0
     done = run(*words, "--out", shared, "--devices", "2", "--shared-noise")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("streaming about 3,000 rows") == 1
@@ -310,25 +316,48 @@ def test_a_killed_process_is_started_again_by_torchrun(whole: Path, tmp_path: Pa
     check_same_weights(out, whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 1])
-def test_ctrl_c_stops_both_and_other_numbers_may_resume(
-    number: int, whole: Path, tmp_path: Path
-) -> None:
-    out, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, "-m", "bayesify", *LONG, "--out", str(out), "--devices", "2"]
-    with started(command, log) as first:
-        wait_until(lambda: epochs_of(out) >= 3, first, log)
-        os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it
-        assert first.wait(timeout=100) == 130, log.read_text()
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for ``stopped``."""
+    return tmp_path_factory.mktemp("stopped")
+
+
+@pytest.fixture
+def stopped(place: Path) -> tuple[Path, list[str]]:
+    """A run by two processes that Ctrl-C stopped, and the command that resumes it.
+
+    It is made for the first test that asks: before a test, Ctrl-C may be ignored.
+    """
+    out, log = place / "run", place / "log"
+    if not log.exists():
+        command = [sys.executable, "-m", "bayesify", *LONG, "--out", str(out), "--devices", "2"]
+        with started(command, log) as first:
+            wait_until(lambda: epochs_of(out) >= 3, first, log)
+            os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it
+            assert first.wait(timeout=100) == 130, log.read_text()
     text = log.read_text()
     assert "Traceback" not in text
     words = shlex.split(re.findall(r"^stopped; resume with: (.*)$", text, re.MULTILINE)[0])
     assert words[-3:] == ["--devices", "2", "--resume"]
-    done = run(*(words[1:] if number == 2 else [*words[1:-3], "--resume"]))
-    assert done.returncode == 0, done.stderr
+    return out, words[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 1])
+def test_ctrl_c_stops_both_and_other_numbers_may_resume(
+    number: int, stopped: tuple[Path, list[str]], whole: Path, tmp_path: Path
+) -> None:
+    first, words = stopped
+    out = Path(shutil.copytree(first, tmp_path / "run"))
+    words = [word.replace(str(first), str(out)) for word in words]
+    if number == 2:
+        done = run(*words)
+        code, said = done.returncode, done.stderr
+    else:
+        code, _, said = run_alone(*words[:-3], "--resume")
+    assert code == 0, said
     note = "resumed by 1 process instead of 2: the minibatches and the objective are the same"
-    assert (note in done.stderr) == (number == 1)
+    assert (note in said) == (number == 1)
     if number == 2:
         check_same_weights(out, whole)
     else:
