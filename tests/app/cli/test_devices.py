@@ -316,49 +316,27 @@ def test_a_killed_process_is_started_again_by_torchrun(whole: Path, tmp_path: Pa
     check_same_weights(out, whole)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for ``stopped``."""
-    return tmp_path_factory.mktemp("stopped")
-
-
-@pytest.fixture
-def stopped(place: Path) -> tuple[Path, list[str]]:
-    """A run by two processes that Ctrl-C stopped, and the command that resumes it.
-
-    It is made for the first test that asks: before a test, Ctrl-C may be ignored.
-    """
-    out, log = place / "run", place / "log"
-    if not log.exists():
-        command = [sys.executable, "-m", "bayesify", *LONG, "--out", str(out), "--devices", "2"]
-        with started(command, log) as first:
-            wait_until(lambda: epochs_of(out) >= 3, first, log)
-            os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it
-            assert first.wait(timeout=100) == 130, log.read_text()
+@pytest.mark.slow
+def test_ctrl_c_stops_both_and_other_numbers_may_resume(whole: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    command = [sys.executable, "-m", "bayesify", *LONG, "--out", str(out), "--devices", "2"]
+    with started(command, log) as first:
+        wait_until(lambda: epochs_of(out) >= 3, first, log)
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal sends it
+        assert first.wait(timeout=100) == 130, log.read_text()
     text = log.read_text()
     assert "Traceback" not in text
     words = shlex.split(re.findall(r"^stopped; resume with: (.*)$", text, re.MULTILINE)[0])
     assert words[-3:] == ["--devices", "2", "--resume"]
-    return out, words[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 1])
-def test_ctrl_c_stops_both_and_other_numbers_may_resume(
-    number: int, stopped: tuple[Path, list[str]], whole: Path, tmp_path: Path
-) -> None:
-    first, words = stopped
-    out = Path(shutil.copytree(first, tmp_path / "run"))
-    words = [word.replace(str(first), str(out)) for word in words]
-    if number == 2:
-        done = run(*words)
-        code, said = done.returncode, done.stderr
-    else:
-        code, _, said = run_alone(*words[:-3], "--resume")
-    assert code == 0, said
     note = "resumed by 1 process instead of 2: the minibatches and the objective are the same"
-    assert (note in said) == (number == 1)
-    if number == 2:
-        check_same_weights(out, whole)
-    else:
-        assert epochs_of(out) == 25
+
+    other = Path(shutil.copytree(out, tmp_path / "other"))
+    alone = run_alone(*(word.replace(str(out), str(other)) for word in words[1:-3]), "--resume")
+    assert alone.code == 0, alone.err
+    assert note in alone.err
+    assert epochs_of(other) == 25
+
+    both = run(*words[1:])
+    assert both.returncode == 0, both.stderr
+    assert note not in both.stderr
+    check_same_weights(out, whole)
