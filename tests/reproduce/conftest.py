@@ -16,7 +16,6 @@ LOADING = (
     "papers.blundell.bound",
     "papers.blundell.comparison",
     "papers.blundell.ensemble",
-    "papers.certificates",
     "papers.koca_dittmann",
 )
 

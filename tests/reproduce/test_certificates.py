@@ -15,7 +15,6 @@ from bayesify.reproduce.papers.certificates import REPORTED
 EXPERIMENT = find_experiment("certificates")
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "certificates"
 pytestmark = [
-    pytest.mark.usefixtures("few_test_images"),
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
 ]

@@ -28,7 +28,6 @@ from bayesify.reproduce.papers.compression.unit_pruning import (
 
 EXPERIMENT, TUNING = find_experiment("compression"), find_experiment("compression-tuning")
 pytestmark = [
-    pytest.mark.usefixtures("few_test_images"),
     pytest.mark.filterwarnings("ignore:the posterior's standard deviations"),
     pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning"),
 ]
