@@ -159,7 +159,7 @@ def table(results: Sequence[Result]) -> str:
 
 def _title(name: str) -> str:
     kind = name.rpartition("-")[2]
-    titles = {"fast": "bayesify, fast"} | {
+    titles = {"fast": "bayesify, fast", "error": "bayesify, least error"} | {
         each: f"bayesify, few {each}" for each in ("weights", "bytes", "units")
     }
     title = titles.get(kind, "bayesify")
