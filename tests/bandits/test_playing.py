@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,7 +62,8 @@ def test_numbers_of_numpy_are_stored(tmp_path: Path) -> None:
     bnn = bf.BayesianModule(net(), likelihood=bf.GaussianLikelihood())
     sampler = ThompsonSampler(bnn, np.int64(2), num_samples=np.int64(2), learning=learning)
     greedy = EpsilonGreedy(net(), np.int64(2), epsilon=np.float32(0.3), learning=learning)
-    for number, agent in enumerate((sampler, greedy)):
+    rate = replace(LEARNING, optimizer=partial(torch.optim.Adam, lr=np.float32(0.01)))
+    for number, agent in enumerate((sampler, greedy, thompson(rate))):
         play(agent, MushroomBandit(few()), 3, checkpoint=tmp_path / str(number))
         assert (tmp_path / str(number)).exists()
 
@@ -334,6 +337,16 @@ class Unloadable(Fixed):
         return {}, {}
 
 
+class WithArray(MushroomBandit):
+    """An environment whose state is no JSON."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"array": np.zeros(2)}
+
+    def step(self, action: int) -> Any:
+        raise AssertionError(f"{action} is taken, but no checkpoint can be written")
+
+
 def test_wrong_uses_are_named(tmp_path: Path) -> None:
     path = tmp_path / "play"
     environment = MushroomBandit(few())
@@ -345,6 +358,8 @@ def test_wrong_uses_are_named(tmp_path: Path) -> None:
             play(thompson(), environment, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"FromOutside must have state_dict\(\) and load_state"):
         play(thompson(), FromOutside(), 5, checkpoint=path)
+    with pytest.raises(ValueError, match="of WithArray must hold what JSON can, but Object"):
+        play(thompson(), WithArray(few()), 5, checkpoint=path)
     with pytest.raises(ValueError, match=r"Fixed must have parts\(\) and load_parts"):
         play(Fixed([0] * 5), environment, 5, checkpoint=path)
     with pytest.raises(ValueError, match=r"Unloadable must have parts\(\) and load_parts"):
@@ -362,3 +377,15 @@ def test_wrong_uses_are_named(tmp_path: Path) -> None:
     write_tensors(path, {}, {"kind": "checkpoint"})
     with pytest.raises(StorageError, match="must hold the state of a bandit's run"):
         play(thompson(), MushroomBandit(few()), 9, checkpoint=path)
+
+
+@pytest.mark.parametrize("make", [thompson, epsilon])
+def test_a_copy_goes_on_as_its_original(make: Callable[[], Any]) -> None:
+    agent = make()
+    play(agent, MushroomBandit(few(), seed=1), 10)
+    copies = [copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))]
+    expected = play(agent, MushroomBandit(few(), seed=2), 20).actions
+    weights = agent.rewards.bnn.posterior.mean
+    for other in copies:
+        assert torch.equal(play(other, MushroomBandit(few(), seed=2), 20).actions, expected)
+        assert torch.equal(other.rewards.bnn.posterior.mean, weights)

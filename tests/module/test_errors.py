@@ -285,6 +285,21 @@ MODULE: list[Row] = [
         "tensors whose first axis is N examples, or a .*, got ndarray; use torch.as_tensor(x)",
     ),
     (
+        lambda: bnn().predict([X.numpy()] * 2),
+        TypeError,
+        "got ndarray; use torch.as_tensor(x)",
+    ),
+    (
+        lambda: setattr(bnn(), "seed", 2.5),
+        TypeError,
+        "seed must be a whole number, got 2.5",
+    ),
+    (
+        lambda: setattr(bnn(), "seed", 2**127),
+        ValueError,
+        "seed must have at most 128 bits with its sign, got 170",
+    ),
+    (
         lambda: bnn().predict([*X]),
         TypeError,
         "arguments of Sequential.forward, which takes 1, got 5 tensors; .*use torch.stack(x)",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.loops import loop_over, noted
@@ -214,7 +215,7 @@ def test_batch_size_outdoes_the_choice_and_not_the_cap() -> None:
 
 @loop_over(("text", "size"), [
         (1, 1), ("64 MB", 64_000_000), ("1GB", 10**9), ("1 GiB", 2**30), ("1.5 kb", 1500),
-        (" 2 MiB ", 2**21), ("10 B", 10), ("3 KiB", 3072),
+        (" 2 MiB ", 2**21), ("10 B", 10), ("3 KiB", 3072), (np.int64(7), 7),
     ])  # fmt: skip
 def test_memory_is_read(text: int | str, size: int) -> None:
     assert parse_bytes(text) == size

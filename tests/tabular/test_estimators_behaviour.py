@@ -50,6 +50,17 @@ def test_labels_of_any_kind_come_back(labels: Any) -> None:
     np.testing.assert_array_equal(model.classes_[probabilities.argmax(1)], found)
 
 
+def test_numbers_of_samples_may_be_of_numpy() -> None:
+    """As in the grid of a search over ``np.arange``."""
+    x, y = iris()
+    for kind in (BayesianMLPClassifier, BayesianMLPRegressor):
+        found, expected = (
+            kind(steps=5, num_samples=number, random_state=0).fit(x, y).predict(x)
+            for number in (np.int64(11), 11)
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_pandas_in_and_names_kept() -> None:
     data = load_diabetes(as_frame=True)
     model = BayesianMLPRegressor(steps=5, random_state=0).fit(data.data, data.target)

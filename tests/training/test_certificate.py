@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from decimal import Decimal, localcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -146,6 +148,16 @@ def test_a_loader_is_what_it_brings() -> None:
     found = bf.certify(bnn, loader, y, prior_indices=(), **options)
     assert found == bf.certify(bnn, x, y, prior_indices=(), **options)
     assert sampled_error(bnn, loader, y, **options) == sampled_error(bnn, x, y, **options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    bnn, x, y = linear()
+    numbers: dict[str, Any] = {"num_samples": np.int64(50), "delta": np.float32(0.03125)}
+    found = bf.certify(bnn, x, y, prior_indices=(), num_candidates=np.int64(2), **numbers)  # type: ignore[arg-type]
+    expected = bf.certify(
+        bnn, x, y, prior_indices=(), num_samples=50, delta=0.03125, num_candidates=2
+    )
+    assert json.dumps(asdict(found)) == json.dumps(asdict(expected))
 
 
 def test_candidates_share_the_two_deltas() -> None:

@@ -353,10 +353,12 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         kl_weighting="geometric",
         num_batches=np.int64(3),
     )
+    elbo.num_data, elbo.num_samples = np.int64(N), np.int64(1)
+    elbo.temperature, elbo.bnn.seed = np.float32(0.5), np.int64(3)
     fit(
         elbo,
         loader(),
-        epochs=1,
+        epochs=np.int64(1),
         lr=np.float32(0.01),
         rho_lr_scale=np.float32(2.0),
         kl_warmup_epochs=np.int64(1),
@@ -364,6 +366,13 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         checkpoint_dir=tmp_path,
     )
     assert (tmp_path / "checkpoint.safetensors").exists()
+    fit_replicas(
+        [ELBO(CASE.bnn(), num_data=N)],
+        loader(),
+        epochs=torch.tensor(1),  # type: ignore[arg-type]
+        checkpoint_dir=tmp_path / "replicas",
+    )
+    assert (tmp_path / "replicas" / "replica-0" / "checkpoint.safetensors").exists()
 
 
 PRIORS = (
@@ -458,3 +467,11 @@ def test_gradients_that_are_switched_off_are_an_error(mode: Any) -> None:
         fit(elbo, Leaving(loader()), progress=False)
     assert torch.equal(elbo.bnn.posterior.mean, before)
     assert not elbo.inputs
+
+
+def test_what_is_frozen_as_a_whole_cannot_be_trained() -> None:
+    for posterior in (MeanFieldGaussian, Delta):
+        elbo = ELBO(BayesianModule(CASE.net(), posterior=posterior), num_data=N)
+        elbo.requires_grad_(False)
+        with pytest.raises(ValueError, match="fit needs parameters to train, but all of the obj"):
+            fit(elbo, loader(), progress=False)

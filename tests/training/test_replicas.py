@@ -279,6 +279,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     )
     for k in range(COUNT):  # to rounding: sums over a minibatch depend on where tensors lie
         assert_same(again[k], resumed[k], whole[k], histories[k])
+    more = [*elbos(ConvNet), elbos(ConvNet)[0]]
+    with pytest.raises(ValueError, match=r"those of networks \[3\] have none; resume with as many"):
+        fit_replicas(more, loader(), epochs=4, checkpoint_dir=tmp_path, resume=True)
 
 
 def test_what_does_not_go_together_is_refused() -> None:

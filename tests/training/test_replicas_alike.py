@@ -211,3 +211,16 @@ def test_a_frozen_body_stays_in_one_memory() -> None:
     assert together[0].bnn.net[0].weight.data_ptr() == body.weight.data_ptr()
     for one, other in zip(together, each, strict=True):
         torch.testing.assert_close(one.bnn.posterior.mean, other.bnn.posterior.mean)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_network_that_a_callback_changes_is_noticed(changed: int) -> None:
+    """One pass of the first network's modules is that of all."""
+    elbos = made(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)))
+
+    class Change(bf.Callback):
+        def on_epoch(self, row: Any) -> None:  # noqa: ARG002
+            elbos[changed].bnn.net[1] = nn.Tanh()
+
+    with pytest.raises(ValueError, match="network 1 differs from network 0 in"):
+        fit_replicas(elbos, TensorLoader(X, Y, 16), epochs=3, callback=Change())

@@ -27,7 +27,7 @@ from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.noise.whole_numbers import whole_number
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
-from bayesify.training.checkpoint import check_same, load_trained, trained_parts
+from bayesify.training.checkpoint import as_json, check_same, load_trained, trained_parts
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import step_of
 from bayesify.training.loop import Minibatch, StepOptions, run_steps
@@ -156,6 +156,17 @@ class RewardModel:
         self._hyperparameters = _hyperparameters(self.optimizer)
         self._backend: Backend = make_backend(self.elbo, self.optimizer)
         self._actions = torch.eye(num_actions, dtype=stored)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of; it makes a backend of its own."""
+        state = dict(vars(self))
+        state["_backend"] = self._backend.noise
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`__getstate__` returned."""
+        vars(self).update(state)
+        self._backend = make_backend(self.elbo, self.optimizer, noise=state["_backend"])
 
     def mean_weights(self) -> Tensor:
         """Return the mean weights, shape (1, D)."""
@@ -317,5 +328,5 @@ def _hyperparameters(optimizer: Optimizer) -> dict[str, Any]:
     """Return the type of an optimiser, and its settings for each group of parameters."""
     groups = optimizer.param_groups
     names = [name for name in groups[0] if name not in _IMPLEMENTATION]
-    settings = {name: [group.get(name) for group in groups] for name in names}
+    settings = {name: as_json([group.get(name) for group in groups]) for name in names}
     return {"type": type(optimizer).__name__, **settings}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,8 @@ def play(
         state.read(path)
     else:
         state.context = context_of(environment.reset(seed=seed)[0])
+        if path is not None:
+            _check_can_be_written(environment)
     with deferred_interrupt() as interrupt:
         for done in range(state.done, steps):
             action = agent.act(state.context)
@@ -240,3 +243,14 @@ def _check_can_be_saved(agent: Any, environment: Any) -> None:
                 f"to play with a checkpoint, {type(owner).__name__} must have {names[0]}() and "
                 f"{names[1]}(); define them, or play without a checkpoint"
             )
+
+
+def _check_can_be_written(environment: Any) -> None:
+    """Raise ValueError before the first interaction where the first checkpoint could not be."""
+    try:
+        json.dumps(environment.state_dict())
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"to play with a checkpoint, state_dict() of {type(environment).__name__} must hold "
+            f"what JSON can, but {error}; convert it, as by array.tolist() or number.item()"
+        ) from error

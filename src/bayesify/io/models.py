@@ -306,7 +306,8 @@ def restore_model(
     except StorageError:
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        is_absent = isinstance(error, KeyError)
+        reason = f"it lacks {error}" if is_absent else " ".join(str(error).split())
         raise StorageError(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error

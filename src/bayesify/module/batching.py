@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import ceil
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
@@ -81,8 +82,8 @@ def parse_bytes(memory: int | str) -> int:
         if match is None:
             raise ValueError(f"{expected}, got {memory!r}")
         size = int(float(match[1]) * _UNITS[match[2]])
-    elif isinstance(memory, int) and not isinstance(memory, bool):
-        size = memory
+    elif isinstance(memory, Integral) and not isinstance(memory, bool):
+        size = int(memory)
     else:
         raise TypeError(f"{expected}, got {memory!r}")
     if size < 1:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -108,6 +109,8 @@ def inputs_of(
         check_names(net, parts[0])
 
     def join(*tensors: Any) -> Any:
+        if isinstance(tensors[0], np.ndarray):
+            raise _wrong_type(tensors[0])
         if not isinstance(tensors[0], Tensor):
             if any(each != tensors[0] for each in tensors):
                 raise ValueError(

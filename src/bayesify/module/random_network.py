@@ -118,9 +118,7 @@ class RandomNetwork(nn.Module):
         self._borrowed = BorrowedMemory(self.net)
         initial = self.layout.flatten(stateless.remove_parameters(self.net, self.layout))
         mean = at_least_float32(initial)
-        self.seed = whole_number("seed", seed, None)
-        if not -(2**127) <= self.seed < 2**127:
-            raise ValueError(f"seed must have at most 128 bits with its sign, got {seed}")
+        self.seed = seed
         std = init_std_of(init_std, mean)
         self.posterior: Posterior = (
             posterior.centred_on(mean, std, self.layout, self.seed)
@@ -144,6 +142,18 @@ class RandomNetwork(nn.Module):
         if not isinstance(estimator, Estimator):
             raise TypeError(f"estimator must be an Estimator such as Flipout(), got {estimator!r}")
         self._estimator = estimator
+
+    @property
+    def seed(self) -> int:
+        """The seed of all noise, a whole number of at most 128 bits with its sign."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        number = whole_number("seed", seed, None)
+        if not -(2**127) <= number < 2**127:
+            raise ValueError(f"seed must have at most 128 bits with its sign, got {number}")
+        self._seed = number
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run one pass with new weights; the result has the form of ``net(...)``, no extra axis.

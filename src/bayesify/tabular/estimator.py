@@ -397,7 +397,7 @@ class BayesianMLP(Calibrated, StorableEstimator, Generic[P_co]):
         """Yield the predictive distribution of a batch of rows at a time, to bound the memory."""
         rows = self._rows(X)
         outputs = math.prod(self.bnn_.mean_outputs(rows.inputs[:1]).shape[1:])
-        size = max(1, _MOST_NUMBERS // (self.num_samples * outputs))
+        size = max(1, _MOST_NUMBERS // (int(self.num_samples) * outputs))
         for parts in zip(*(part.split(size) for part in rows), strict=True):
             yield self._predictive(Rows(*parts))
 

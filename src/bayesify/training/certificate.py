@@ -160,6 +160,7 @@ def certify(
         >>> found.error < found.error_bound < 50.0
         True
     """
+    delta, delta_sampling = float(delta), float(delta_sampling)
     chances = {"delta": delta, "delta_sampling": delta_sampling}
     if not (min(chances.values()) > 0.0 and sum(chances.values()) < 1.0):
         raise ValueError(
@@ -167,7 +168,9 @@ def certify(
             f"{delta_sampling}"
         )
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
-    count = _check_sampling(inputs, targets, num_samples=num_samples, num_candidates=num_candidates)
+    num_samples = whole_number("num_samples", num_samples)
+    num_candidates = whole_number("num_candidates", num_candidates)
+    count = _count_checked(inputs, targets)
     check_certifiable(bnn, tree_map_only(Tensor, lambda each: each[:_ROWS], inputs))
     rest = _without(prior_indices, count)
     wrong = _count_wrong(bnn, inputs, targets, rest, num_samples, seed)
@@ -228,7 +231,8 @@ def sampled_error(
     """
     check_bayesian(bnn, "sampled_error")
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
-    count = _check_sampling(inputs, targets, num_samples=num_samples)
+    num_samples = whole_number("num_samples", num_samples)
+    count = _count_checked(inputs, targets)
     if not isinstance(bnn.likelihood, CategoricalLikelihood):
         raise ValueError(
             "sampled_error is the error of a classifier, got the likelihood "
@@ -243,15 +247,13 @@ def sampled_error(
     return 100.0 * _count_wrong(bnn, inputs, targets, picks, num_samples, seed) / num_samples
 
 
-def _check_sampling(inputs: Inputs, targets: Tensor, **counts: int) -> int:
-    """Check targets and numbers of samples, and return N, the number of examples.
+def _count_checked(inputs: Inputs, targets: Tensor) -> int:
+    """Return N, the number of examples, after a check of their targets.
 
     Raises:
-        TypeError: a number is no integer, or the targets are no tensor.
-        ValueError: a number is below 1, or the targets are not class indices of shape (N,).
+        TypeError: the targets are no tensor.
+        ValueError: they are not class indices of shape (N,).
     """
-    for name, value in counts.items():
-        whole_number(name, value)
     check_tensors(targets=targets)
     count = count_examples(inputs)
     if targets.shape != (count,) or targets.dtype != torch.int64:

@@ -35,6 +35,7 @@ from bayesify.training.history import History
 __all__ = [
     "CHECKPOINT_NAME",
     "Position",
+    "as_json",
     "check_same",
     "load_trained",
     "objective_meta",
@@ -177,7 +178,7 @@ def update_settings(
         "scheduler": type(scheduler).__name__.lstrip("_"),
         "optimizer": [
             {
-                name: _as_json(value)
+                name: as_json(value)
                 for name, value in group.items()
                 if name not in (*_NOT_COMPARED, *_cycled(group))
                 and isinstance(value, bool | float | int | tuple)
@@ -256,7 +257,7 @@ def trained_parts(elbo: ELBO, optimizer: Optimizer) -> tuple[dict[str, Tensor], 
         "running": elbo.running,
         "optimizer": {
             "type": type(optimizer).__name__,
-            "groups": _as_json(optimizer_state["param_groups"]),
+            "groups": as_json(optimizer_state["param_groups"]),
             "scalars": scalars,
         },
     }
@@ -305,7 +306,7 @@ def objective_meta(elbo: ELBO) -> dict[str, Any]:
     """The settings of the objective, as JSON."""
     # The ELBO has no name there, as in older checkpoints.
     kind = {} if type(elbo) is ELBO else {"type": type(elbo).__name__}
-    return {
+    settings = {
         **kind,
         "num_data": elbo.num_data,
         "kl": elbo.kl,
@@ -315,6 +316,8 @@ def objective_meta(elbo: ELBO) -> dict[str, Any]:
         "num_batches": elbo.num_batches,
         **elbo.settings,
     }
+    # What was assigned may be a number of NumPy.
+    return {name: as_json(value) for name, value in settings.items()}
 
 
 def _own_tensors(elbo: ELBO) -> dict[str, Tensor]:
@@ -332,7 +335,7 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
     Raises:
         TypeError: it holds something that JSON does not.
     """
-    state: dict[str, Any] = _as_json(scheduler.state_dict())
+    state: dict[str, Any] = as_json(scheduler.state_dict())
     try:
         json.dumps(state)
     except TypeError as error:
@@ -348,15 +351,20 @@ def scheduler_meta(scheduler: LRScheduler) -> dict[str, Any]:
 _COUNTS = "counts by number"
 
 
-def _as_json(state: Any) -> Any:
-    """Write tensors of one number, as learning rates may be, as numbers, and counts as pairs."""
+def as_json(state: Any) -> Any:
+    """Write tensors of one number, as learning rates may be, as numbers, and counts as pairs.
+
+    Example:
+        >>> as_json({"lr": torch.tensor(0.5), "betas": (np.float64(0.9), 0.99)})
+        {'lr': 0.5, 'betas': [0.9, 0.99]}
+    """
     if isinstance(state, Mapping):
         if state and all(isinstance(key, Integral) for key in state):
-            return {_COUNTS: [[int(key), _as_json(state[key])] for key in state]}
-        return {key: _as_json(value) for key, value in state.items()}
+            return {_COUNTS: [[int(key), as_json(state[key])] for key in state]}
+        return {key: as_json(value) for key, value in state.items()}
     if isinstance(state, np.generic) or (isinstance(state, Tensor) and state.numel() == 1):
         return state.item()
-    return [_as_json(each) for each in state] if isinstance(state, list | tuple) else state
+    return [as_json(each) for each in state] if isinstance(state, list | tuple) else state
 
 
 def _numbers(state: Any) -> Any:
@@ -366,7 +374,7 @@ def _numbers(state: Any) -> Any:
 
 
 def _from_json(state: Any, like: Any) -> Any:
-    """Undo :func:`_as_json`.
+    """Undo :func:`as_json`.
 
     Args:
         state: what it wrote; mappings with whole numbers as keys are counts, as in ``MultiStepLR``.

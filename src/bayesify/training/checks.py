@@ -50,14 +50,22 @@ def check_arguments(
     validation_loader: Loader | None,
     epochs: int,
     pruning: PruningSchedule | None = None,
-) -> None:
+) -> int:
     """Check that the arguments of ``fit`` fit together, and that gradients are switched on.
+
+    Returns:
+        The number of epochs, as an ``int``.
 
     Raises:
         RuntimeError, TypeError, ValueError: see ``fit``.
     """
     check_objective(elbo, "fit")
     check_gradients_are_on()
+    if not any(parameter.requires_grad for parameter in elbo.parameters()):
+        raise ValueError(
+            "fit needs parameters to train, but all of the objective are frozen; call "
+            "requires_grad_() on those that are to be trained"
+        )
     for each in (loader, validation_loader):
         wrong = (tuple, Mapping, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
         if isinstance(each, wrong):
@@ -72,7 +80,7 @@ def check_arguments(
                 "put what it reads into the __iter__ of a torch.utils.data.IterableDataset, and "
                 "that into a DataLoader"
             )
-    whole_number("epochs", epochs, 0)
+    epochs = whole_number("epochs", epochs, 0)
     if not isinstance(pruning, PruningSchedule | None):
         raise TypeError(
             f"pruning must be a PruningSchedule, got {pruning!r}; write "
@@ -84,6 +92,7 @@ def check_arguments(
     if isinstance(validation_loader, Sized) and num_batches_of(validation_loader, 1) < 1:
         raise ValueError("the validation loader must bring at least one minibatch, got none")
     check_counts(elbo, loader, count)
+    return epochs
 
 
 def check_counts(elbo: ELBO, loader: Loader, num_batches: int) -> None:

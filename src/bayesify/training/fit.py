@@ -177,7 +177,7 @@ def fit(
         >>> [row["epoch"] for row in history]
         [1, 2]
     """
-    check_arguments(elbo, train_loader, validation_loader, epochs, pruning)
+    epochs = check_arguments(elbo, train_loader, validation_loader, epochs, pruning)
     batches = num_batches_of(train_loader, elbo.num_data)
     accumulation = Accumulation.checked(accumulate_batches, batches)
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)

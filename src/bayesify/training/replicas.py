@@ -55,7 +55,7 @@ def fit_replicas(
 
     One forward pass computes the outputs of all, by ``torch.vmap``. Networks that differ in an
     attribute or a hook of a module, whose pass sets an attribute that is no buffer, or that have
-    recurrent layers or branches on numbers are trained one by one, by ``fit``.
+    recurrent layers or branches on numbers are refused: train each by ``fit``.
 
     Args:
         elbos: one objective for each network, with one weight sample a step.
@@ -127,7 +127,7 @@ def fit_replicas(
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
     check_one_process("fit_replicas trains")
     for elbo, loader in zip(elbos, loaders if separate else loaders * len(elbos), strict=True):
-        check_arguments(elbo, loader, validation_loader, epochs)
+        epochs = check_arguments(elbo, loader, validation_loader, epochs)
     batches = num_batches_of(loaders[0], elbos[0].num_data)
     factories = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(elbos)
     members = [
@@ -147,8 +147,12 @@ def fit_replicas(
     first = members[0].position
     places = {(m.position.epoch, m.position.batch, m.position.noise) for m in members}
     if len(places) > 1:
+        new = [n for n, m in enumerate(members) if (m.position.epoch, m.position.batch) == (0, 0)]
         raise ValueError(
-            "the checkpoints of the networks must be of one step, but they differ, as where a "
+            f"the checkpoints of all must be of one step, but those of networks {new} have none; "
+            "resume with as many networks as before, or begin anew in another folder"
+            if new
+            else "the checkpoints of the networks must be of one step, but they differ, as where a "
             "process was killed while it wrote them; remove the folders of all to begin anew"
         )
     optimizers = [member.optimizer for member in members]
@@ -161,6 +165,7 @@ def fit_replicas(
         )
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
+        replicas.check_alike()
         own = [member.position.first_epoch + epoch for member in members]
         return _joint_minibatches(loaders, elbos, own, skip, batches, separate=separate)
 
