@@ -237,11 +237,11 @@ def test_a_killed_search_resumes(
     def kill(_: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    killed = Forked(lambda: searched(run, data, 3, progress=Watching(kill, (2, 4))))
+    killed = Forked(lambda: searched(run, data, 3, progress=Watching(kill, (1, 4))))
     assert killed.wait() == -signal.SIGKILL
     watching = Watching()
     _, found = searched(run, data, 3, progress=watching)
-    assert len(watching.trials) == 1
+    assert len(watching.trials) == 2
     assert timeless(found) == timeless(expected)
 
 

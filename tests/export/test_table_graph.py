@@ -129,7 +129,7 @@ def test_a_graph_of_every_kind_of_target(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A graph has each step of the search for a quantile as nodes of its own. With all of them it
-    # takes half a minute: tests/app/cli/test_export_tables.py exports such a graph.
+    # takes half a minute: tests/app/cli/test_export_tables.py exports such a graph, a Gaussian one.
     monkeypatch.setattr("bayesify.export.table_network._BISECTIONS", 4)
     found = case(kind, tmp_path)
     report = export_table(*found, tmp_path / "net.onnx", num_samples=SAMPLES)

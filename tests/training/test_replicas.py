@@ -280,8 +280,11 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     for k in range(COUNT):  # to rounding: sums over a minibatch depend on where tensors lie
         assert_same(again[k], resumed[k], whole[k], histories[k])
     more = [*elbos(ConvNet), elbos(ConvNet)[0]]
-    with pytest.raises(ValueError, match=r"those of networks \[3\] have none; resume with as many"):
+    with pytest.raises(ValueError, match=r"networks \[3\] have no checkpoint, .*as many as before"):
         fit_replicas(more, loader(), epochs=4, checkpoint_dir=tmp_path, resume=True)
+    (tmp_path / "replica-1" / "checkpoint.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"networks \[1\] have no checkpoint, .*remove the"):
+        fit_replicas(elbos(ConvNet), loader(), epochs=4, checkpoint_dir=tmp_path, resume=True)
 
 
 def test_what_does_not_go_together_is_refused() -> None:

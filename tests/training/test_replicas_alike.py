@@ -213,14 +213,47 @@ def test_a_frozen_body_stays_in_one_memory() -> None:
         torch.testing.assert_close(one.bnn.posterior.mean, other.bnn.posterior.mean)
 
 
+class Logging(nn.Module):
+    """Notes what it sees, and draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return x + 1e-3 * torch.rand((), generator=self.generator)
+
+
+def with_activation(kind: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), kind(), nn.Linear(8, 2))
+
+
+class OnEpoch(bf.Callback):
+    """Makes a change after each epoch."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def on_epoch(self, row: Any) -> None:  # noqa: ARG002
+        self.change()
+
+
 @pytest.mark.parametrize("changed", [0, 1])
-def test_a_network_that_a_callback_changes_is_noticed(changed: int) -> None:
+def test_a_module_that_a_callback_replaces_in_one_network_is_noticed(changed: int) -> None:
     """One pass of the first network's modules is that of all."""
-    elbos = made(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(2)))
+    elbos = made(*(with_activation(nn.ReLU) for _ in range(2)))
+    change = OnEpoch(lambda: setattr(elbos[changed].bnn.net, "1", nn.Tanh()))
+    with pytest.raises(ValueError, match="the module '1' of network 1 is no longer of the class"):
+        fit_replicas(elbos, TensorLoader(X, Y, 16), epochs=3, callback=change)
 
-    class Change(bf.Callback):
-        def on_epoch(self, row: Any) -> None:  # noqa: ARG002
-            elbos[changed].bnn.net[1] = nn.Tanh()
 
-    with pytest.raises(ValueError, match="network 1 differs from network 0 in"):
-        fit_replicas(elbos, TensorLoader(X, Y, 16), epochs=3, callback=Change())
+def test_what_a_pass_and_a_hook_note_in_one_network_is_no_difference() -> None:
+    elbos = made(*(with_activation(Logging) for _ in range(2)))
+    seen: list[int] = []
+    hook = OnEpoch(
+        lambda: elbos[0].bnn.net[0].register_forward_hook(lambda *_: seen.append(1))  # type: ignore[union-attr]
+    )
+    fit_replicas(elbos, TensorLoader(X, Y, 16), epochs=3, callback=hook)
+    assert seen

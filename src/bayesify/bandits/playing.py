@@ -139,10 +139,9 @@ def play(
         state.read(path)
     else:
         state.context = context_of(environment.reset(seed=seed)[0])
-        if path is not None:
-            _check_can_be_written(environment)
+    first = state.done
     with deferred_interrupt() as interrupt:
-        for done in range(state.done, steps):
+        for done in range(first, steps):
             action = agent.act(state.context)
             next_context, reward, terminated, truncated, info = environment.step(
                 action + first_action
@@ -152,6 +151,8 @@ def play(
             state.add(action, float(reward), float(info.get("best_reward", "nan")))
             next_context = environment.reset()[0] if terminated or truncated else next_context
             state.context = context_of(next_context)
+            if path is not None and done == first:
+                _check_can_be_written(environment)
             if path is not None and (
                 (done + 1) % every == 0 or done + 1 == steps or interrupt.requested
             ):
@@ -246,9 +247,10 @@ def _check_can_be_saved(agent: Any, environment: Any) -> None:
 
 
 def _check_can_be_written(environment: Any) -> None:
-    """Raise ValueError before the first interaction where the first checkpoint could not be."""
+    """Raise ValueError after the first interaction where no checkpoint could be written."""
+    state = environment.state_dict()
     try:
-        json.dumps(environment.state_dict())
+        json.dumps(state)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"to play with a checkpoint, state_dict() of {type(environment).__name__} must hold "

@@ -53,7 +53,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
         kl_warmup_power: the power of a straight line in which it rises.
-        val_samples: weight samples whose predictions a validation or a test averages; 0 takes the
+        val_samples: weight samples whose predictions a validation or a test averages; 0 uses the
             mean weights.
 
     Raises:

@@ -160,13 +160,13 @@ def certify(
         >>> found.error < found.error_bound < 50.0
         True
     """
-    delta, delta_sampling = float(delta), float(delta_sampling)
     chances = {"delta": delta, "delta_sampling": delta_sampling}
     if not (min(chances.values()) > 0.0 and sum(chances.values()) < 1.0):
         raise ValueError(
             f"delta and delta_sampling must be above 0 and sum to less than 1, got {delta} and "
             f"{delta_sampling}"
         )
+    delta, delta_sampling = float(delta), float(delta_sampling)  # also if of NumPy, in float32
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     num_samples = whole_number("num_samples", num_samples)
     num_candidates = whole_number("num_candidates", num_candidates)

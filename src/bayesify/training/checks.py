@@ -61,11 +61,6 @@ def check_arguments(
     """
     check_objective(elbo, "fit")
     check_gradients_are_on()
-    if not any(parameter.requires_grad for parameter in elbo.parameters()):
-        raise ValueError(
-            "fit needs parameters to train, but all of the objective are frozen; call "
-            "requires_grad_() on those that are to be trained"
-        )
     for each in (loader, validation_loader):
         wrong = (tuple, Mapping, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
         if isinstance(each, wrong):
@@ -81,6 +76,11 @@ def check_arguments(
                 "that into a DataLoader"
             )
     epochs = whole_number("epochs", epochs, 0)
+    if epochs and not any(parameter.requires_grad for parameter in elbo.parameters()):
+        raise ValueError(
+            "there must be parameters to train, but all of the objective are frozen; call "
+            "requires_grad_() on those that are to be trained"
+        )
     if not isinstance(pruning, PruningSchedule | None):
         raise TypeError(
             f"pruning must be a PruningSchedule, got {pruning!r}; write "

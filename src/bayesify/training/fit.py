@@ -140,11 +140,11 @@ def fit(
 
     Raises:
         TypeError: an argument is of another type, such as a function as callback.
-        ValueError: an argument is out of its range, the objective's ``num_data`` is not the
-            number of examples of a loader that knows it, ``backend`` does not support the run, or
-            the scheduler is one of another optimiser, ends before the training or undoes
-            ``rho_lr_scale``; or several processes differ in an argument, in the data or in the
-            checkpoint.
+        ValueError: an argument is out of its range, all parameters are frozen, the objective's
+            ``num_data`` is not the number of examples of a loader that knows it, ``backend`` does
+            not support the run, or the scheduler is one of another optimiser, ends before the
+            training or undoes ``rho_lr_scale``; or several processes differ in an argument, in the
+            data or in the checkpoint.
         CompilerError: ``"compiled"`` needs a C++ compiler, and there is none.
         NonFiniteLossError: the loss or a parameter is NaN or infinite.
         RuntimeError: gradients are switched off, as within ``torch.no_grad()``.

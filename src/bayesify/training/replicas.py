@@ -55,7 +55,7 @@ def fit_replicas(
 
     One forward pass computes the outputs of all, by ``torch.vmap``. Networks that differ in an
     attribute or a hook of a module, whose pass sets an attribute that is no buffer, or that have
-    recurrent layers or branches on numbers are refused: train each by ``fit``.
+    recurrent layers or branches on numbers raise ``ValueError``; train each by ``fit``.
 
     Args:
         elbos: one objective for each network, with one weight sample a step.
@@ -149,8 +149,9 @@ def fit_replicas(
     if len(places) > 1:
         new = [n for n, m in enumerate(members) if (m.position.epoch, m.position.batch) == (0, 0)]
         raise ValueError(
-            f"the checkpoints of all must be of one step, but those of networks {new} have none; "
-            "resume with as many networks as before, or begin anew in another folder"
+            f"networks {new} have no checkpoint, as where there were fewer of them, or a process "
+            "was killed while it wrote the first ones; resume with as many as before, or remove "
+            "the folders of all to begin anew"
             if new
             else "the checkpoints of the networks must be of one step, but they differ, as where a "
             "process was killed while it wrote them; remove the folders of all to begin anew"
@@ -165,7 +166,7 @@ def fit_replicas(
         )
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
-        replicas.check_alike()
+        replicas.check_modules()
         own = [member.position.first_epoch + epoch for member in members]
         return _joint_minibatches(loaders, elbos, own, skip, batches, separate=separate)
 

@@ -6,6 +6,7 @@ import gc
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -331,3 +332,27 @@ def test_the_update_of_a_loop_of_ones_own_is_of_mean_and_rho() -> None:
     }
     # Adam also counts its steps.
     assert found == pytest.approx(vectors, abs=0.1)
+
+
+def test_what_a_group_held_is_free_when_the_next_one_is_timed() -> None:
+    class Held:
+        itself: Held
+
+    held, is_alive = list[weakref.ref[Held]](), list[bool]()
+
+    def first() -> Callable[[], object]:
+        made = Held()
+        made.itself = made  # only the garbage collector frees it
+        held.append(weakref.ref(made))
+        return lambda: made
+
+    def second() -> Callable[[], object]:
+        return lambda: is_alive.append(held[-1]() is not None)
+
+    groups = [
+        Group(TINY, 16, [Contestant("plain", "none", "none", build)], with_floor=False)
+        for build in (first, second)
+    ]
+    measure(groups, rounds=2)
+    assert is_alive
+    assert not any(is_alive)

@@ -110,26 +110,8 @@ def measure(
     """
     found = Measurement()
     for group in groups:
-        entrants: list[Entrant] = []
-        name = f"{group.case.name}, batch {group.batch}"
-        try:
-            # What the libraries hold need not be searched for garbage after each contestant.
-            with frozen_objects():
-                for contestant in group.entered:
-                    entrant = _prepared(contestant, group.case.device)
-                    entrants.append(entrant)
-                ready = [each for each in entrants if each.error is None]
-                turn = Turn.for_steps_of(_seconds(entrants[0]))
-                take_turns(ready, rounds=rounds, turn=turn, on_turn=lambda: on_turn(name))  # noqa: B023
-        except KeyboardInterrupt:
-            found.interrupted = True
-        rows = _rows(group, entrants)
+        rows = _timed(group, rounds, on_turn, found)
         found.rows += [row for _, row in rows]
-        found.notes += [
-            f"{name}: {each.contestant.label} was left out: {_in_a_line(each.error)}"
-            for each in entrants
-            if each.error is not None
-        ]
         try:
             for contestant, row in rows if resident and not found.interrupted else ():
                 row["resident_mb"] = resident_bytes(group.case, group.batch, contestant) / 1e6
@@ -138,6 +120,30 @@ def measure(
         if found.interrupted:
             break
     return found
+
+
+def _timed(
+    group: Group, rounds: int, on_turn: Callable[[str], None], found: Measurement
+) -> list[tuple[Contestant, BenchRow]]:
+    """Time a group, and return the rows by contestant; what its steps hold is free afterwards."""
+    entrants: list[Entrant] = []
+    name = f"{group.case.name}, batch {group.batch}"
+    try:
+        # What the libraries hold need not be collected after each contestant.
+        with frozen_objects():
+            for contestant in group.entered:  # by Ctrl-C those before it are kept
+                entrants += [_prepared(contestant, group.case.device)]
+            ready = [each for each in entrants if each.error is None]
+            turn = Turn.for_steps_of(_seconds(entrants[0]))
+            take_turns(ready, rounds=rounds, turn=turn, on_turn=lambda: on_turn(name))
+    except KeyboardInterrupt:
+        found.interrupted = True
+    found.notes += [
+        f"{name}: {each.contestant.label} was left out: {_in_a_line(each.error)}"
+        for each in entrants
+        if each.error is not None
+    ]
+    return _rows(group, entrants)
 
 
 def estimated_seconds(groups: Sequence[Group], *, rounds: int) -> float:

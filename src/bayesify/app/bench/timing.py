@@ -175,7 +175,7 @@ def paired_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Collect garbage, and leave the objects that remain out of the searches until the end.
+    """Collect garbage, and leave the objects that remain out of further collections until the end.
 
     Example:
         >>> with frozen_objects():

@@ -194,13 +194,25 @@ class ReplicaBackend:
         pairs = zip(found, residuals, strict=True)
         return [terms._replace(std_residual=residual) for terms, residual in pairs]
 
-    def check_alike(self) -> None:
-        """Raise ValueError where a callback has made a network another than the first.
+    def check_modules(self) -> None:
+        """Raise ValueError where a callback has given a network modules of other classes.
 
         One pass of the first network's modules computes the outputs of all.
         """
-        for number in range(len(self._elbos)):
-            _check_alike(self._elbos, number)
+        first, *others = (
+            # By name: a class that a function defines is another one for each network.
+            {name: type(module).__qualname__ for name, module in elbo.bnn.net.named_modules()}
+            for elbo in self._elbos
+        )
+        for number, kinds in enumerate(others, 1):
+            if kinds != first:
+                names = first.keys() | kinds.keys()
+                name = min(name for name in names if first.get(name) != kinds.get(name))
+                raise ValueError(
+                    "networks that are trained at once must keep their modules, but the module "
+                    f"{name!r} of network {number} is no longer of the class of that of network 0; "
+                    "change it before the training, or train each by fit"
+                )
 
     def release(self) -> None:
         """Give each network tensors of its own again."""
@@ -439,6 +451,7 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
         )
     if len({id(elbo.bnn) for elbo in elbos}) != len(elbos):
         raise ValueError("the objectives must be of different networks; wrap the net once for each")
+    first = elbos[0].bnn
     for number, elbo in enumerate(elbos):
         bnn = elbo.bnn
         drawn = leaf_kind(bnn.estimator) == "weights"
@@ -452,14 +465,10 @@ def _check(elbos: Sequence[ELBO], optimizers: Sequence[Optimizer]) -> None:
             reason = f"it is pruned, which {type(bnn.estimator).__name__} does not support here"
         if reason is not None:
             raise ValueError(f"network {number} cannot be trained with others at once: {reason}")
-        _check_alike(elbos, number)
-
-
-def _check_alike(elbos: Sequence[ELBO], number: int) -> None:
-    differs = difference(elbos[0].bnn, elbos[number].bnn)
-    if differs is not None:
-        raise ValueError(
-            "the networks must be of one architecture, with one estimator, on one device, with "
-            f"priors of one kind, but network {number} differs from network 0 in {differs}, or the "
-            "two cannot be compared there; train each by fit"
-        )
+        differs = difference(first, bnn)
+        if differs is not None:
+            raise ValueError(
+                "the networks must be of one architecture, with one estimator, on one device, "
+                f"with priors of one kind, but network {number} differs from network 0 in "
+                f"{differs}, or the two cannot be compared there; train each by fit"
+            )
