@@ -338,9 +338,6 @@ def test_a_setting_that_is_searched_is_not_given_later(tmp_path: Path) -> None:
     assert found["trials"] == 2
 
 
-# ------------------------------------------------------------------------------- a shared storage
-
-
 def test_given_settings_are_not_searched(tmp_path: Path) -> None:
     run, _ = a_run(tmp_path)
     assert set(levers(run.config, ())) == {

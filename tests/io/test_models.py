@@ -27,7 +27,7 @@ from bayesify import (
     prune,
     save,
 )
-from bayesify.io import StorageError
+from bayesify.io import StorageError, write_tensors
 from bayesify.noise.keys import NoiseKey, Stream
 
 
@@ -254,3 +254,9 @@ def test_an_ordinary_network_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"got ELBO; .*save\(elbo\.bnn, path\)"):
         save(elbo, tmp_path / "model.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_kind_is_told_by_what_it_lacks(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "other", {}, {"kind": "bandit"})
+    with pytest.raises(StorageError, match="can be restored: it lacks '"):
+        load(tmp_path / "other", nn.Linear(3, 2))
