@@ -245,6 +245,7 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
             _moved_late(tuning={"epochs": 150, "temperature": 0.02, "lr": 3e-3}),
         ),
         "moved-less": ("moved and long, images moved by .05", _moved_late(0.05)),
+        "moved-more": ("moved and long, images moved by .15", _moved_late(0.15)),
         "moved-longest": (
             "moved and long, but 300 epochs",
             _moved_late(bound={"epochs": 300}),
