@@ -303,6 +303,8 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     numbers = bf.BayesianModule(nn.Linear(3, 1), likelihood=bf.GaussianLikelihood(std=1.0))
     with pytest.raises(TypeError, match="got GaussianLikelihood"):
         bf.acquire(numbers, pool, 1, "bald")
+    with pytest.raises(TypeError, match=r"got DeepEnsemble; rank its prediction: .*batch_bald\("):
+        bf.acquire(bf.DeepEnsemble([bnn]), pool, 1)  # type: ignore[arg-type]
     several = bf.BayesianModule(nn.Linear(3, 2), likelihood=bf.BernoulliLikelihood())
     with pytest.raises(ValueError, match="one label an example"):
         bf.acquire(several, pool, 1, "bald")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,7 +30,7 @@ def without_frozen(
         frozen and which of them were left out.
 
     Raises:
-        TypeError: ``frozen`` is a single string.
+        TypeError: ``frozen`` is neither a bool nor a sequence of patterns.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 2).requires_grad_(False), nn.Linear(2, 2))
@@ -38,10 +38,8 @@ def without_frozen(
         >>> without_frozen(bnn, bnn.state_dict(), frozen=False)[1]["frozen"]["names"]
         ['net.0.bias', 'net.0.weight']
     """
-    if isinstance(frozen, str):
-        raise TypeError(
-            f"frozen must be a bool or a sequence of patterns, got the string {frozen!r}"
-        )
+    if isinstance(frozen, str) or not isinstance(frozen, bool | Collection):
+        raise TypeError(f"frozen must be a bool or a sequence of patterns, got {frozen!r}")
     untrained = sorted(n for n, each in bnn.named_parameters() if not each.requires_grad)
     left_out = _frozen_tensors(bnn.net, ("*",) if frozen is True else frozen or ())
     if not left_out:

@@ -69,7 +69,8 @@ def save(
 
     Raises:
         OSError: the file cannot be written; an existing file is then unchanged.
-        TypeError: ``bnn`` is another object, or ``frozen`` a single string.
+        TypeError: ``bnn`` is another object, or ``frozen`` neither a bool nor a sequence of
+            patterns.
         ValueError: a pattern of ``frozen`` matches no frozen parameter, a module has state that is
             no tensor (``get_extra_state``), or a tensor a dtype that the format lacks, such as
             complex128.

@@ -63,8 +63,9 @@ def acquire(
         Indices into the pool, int64, shape (num_examples,), on the CPU, the first choice first.
 
     Raises:
-        TypeError: the likelihood is not of classes or binary labels, which ``"random"`` does not
-            need, or ``num_examples``, ``num_samples`` or the seed is no whole number.
+        TypeError: ``bnn`` is another object, such as an ensemble, the likelihood is not of classes
+            or binary labels, which ``"random"`` does not need, or ``num_examples``,
+            ``num_samples`` or the seed is no whole number.
         ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
             missing, or given for another method, a score of the pool is not finite, or a method
             that measures information is given a ``Delta`` or fewer than two weight samples.
@@ -78,6 +79,12 @@ def acquire(
         >>> acquire(bnn, x, 2).sort().values
         tensor([1, 3])
     """
+    if hasattr(bnn, "members"):
+        raise TypeError(
+            f"acquire needs a BayesianModule, got {type(bnn).__name__}; rank its prediction: "
+            "bayesify.prediction.acquisition.batch_bald(ensemble.predict(x, keep_samples=True), "
+            "num_examples)"
+        )
     check_bayesian(bnn, "acquire")
     if method not in get_args(Acquisition):
         raise ValueError(

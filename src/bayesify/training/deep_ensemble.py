@@ -138,7 +138,7 @@ class DeepEnsemble(Generic[P_co]):
 
         Raises:
             OSError: the file cannot be written; an existing file is then unchanged.
-            TypeError: ``frozen`` is a single string.
+            TypeError: ``frozen`` is neither a bool nor a sequence of patterns.
             ValueError: a pattern of ``frozen`` matches no frozen parameter of any member.
 
         Example:

@@ -225,8 +225,9 @@ def _check(
         raise ValueError("there must be at least one objective, got none")
     if separate and len(loaders) != len(elbos):
         raise ValueError(
-            f"there must be one loader for all networks or one for each of {len(elbos)}, got "
-            f"{len(loaders)}"
+            f"there must be one loader for all networks or one for each of {len(elbos)}, got a "
+            f"sequence of {len(loaders)}; if these are minibatches for all, use a TensorLoader or "
+            "a DataLoader"
         )
     counts = {num_batches_of(loader, elbos[0].num_data) for loader in loaders}
     if len(counts) > 1:
