@@ -310,6 +310,25 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
+def test_the_rate_of_the_default_optimizer_is_given_or_found(tmp_path: Path) -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    module = ELBOModule(objective(), lr=0.02, rho_lr_scale=2.0)
+    before = weights_of(copy.deepcopy(module.elbo))
+    runs = trainer(tmp_path)
+    rates = [group["lr"] for group in module.configure_optimizers().param_groups]
+    assert rates == [0.02, 0.04]
+    found = Tuner(runs).lr_find(module, loader(), num_training=20, early_stop_threshold=None)
+    assert module.lr == found.suggestion() != 0.02
+    # What the search trained is undone.
+    for now, then in zip(weights_of(module.elbo), before, strict=True):
+        assert torch.equal(now, then)
+    runs.fit(module, loader())
+    assert runs.optimizers[0].param_groups[0]["lr"] == module.lr
+    with pytest.raises(ValueError, match="lr is the rate of the default optimiser; leave it out"):
+        ELBOModule(objective(), lr=0.1, optimizer=SGD).configure_optimizers()
+
+
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match="elbo must be an ELBO, got Linear"):
         ELBOModule(nn.Linear(1, 1))

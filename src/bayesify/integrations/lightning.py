@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bayesify.estimators.network_state import frozen_in_evaluation
@@ -48,7 +46,9 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
 
     Args:
         elbo: the objective, whose ``num_data`` is the number of training examples of the whole run.
-        optimizer: a function of parameter groups; None is ``torch.optim.Adam`` with rate 1e-3.
+        lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.
+            Lightning's ``Tuner.lr_find`` sets it.
+        optimizer: a function of parameter groups; None is ``torch.optim.Adam``.
         scheduler: a function of optimiser and total number of steps, stepped after every update.
         rho_lr_scale: learning rate of rho as a multiple of the others'.
         kl_warmup_epochs: epochs over which the KL's weight rises from 0 to 1, see ``bayesify.fit``.
@@ -77,6 +77,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
         self,
         elbo: ELBO,
         *,
+        lr: float | None = None,
         optimizer: OptimizerFactory | None = None,
         scheduler: ScheduleFactory | None = None,
         rho_lr_scale: float = 1.0,
@@ -91,6 +92,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             )
         val_samples = whole_number("val_samples", val_samples, 0)
         self.elbo = elbo
+        self.lr = lr
         self._optimizer, self._scheduler = optimizer, scheduler
         self._rho_lr_scale, self._val_samples = rho_lr_scale, val_samples
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
@@ -205,8 +207,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     def configure_optimizers(self) -> Any:
         """Return the optimiser, with rho in a group of its own, and its schedule."""
         # Lightning clips no gradients of a fused optimiser under mixed precision.
-        optimizer = self._optimizer or partial(torch.optim.Adam, lr=1e-3)
-        made = make_optimizer(self.elbo, optimizer, self._rho_lr_scale)
+        made = make_optimizer(self.elbo, self._optimizer, self._rho_lr_scale, self.lr, fused=False)
         if self._scheduler is None:
             return made
         schedule = self._scheduler(made, self._num_steps())

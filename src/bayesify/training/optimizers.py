@@ -100,8 +100,12 @@ def make_optimizer(
     optimizer: Optimizer | OptimizerFactory | None,
     rho_lr_scale: float,
     lr: float | None = None,
+    *,
+    fused: bool = True,
 ) -> Optimizer:
     """Build the optimiser that ``fit`` was asked for, with rho's rate scaled.
+
+    The default is a fused Adam, where the parameters allow it and ``fused`` is true.
 
     Raises:
         ValueError: ``rho_lr_scale`` or ``lr`` is not positive, or cannot be applied; or the
@@ -139,7 +143,7 @@ def make_optimizer(
     groups = parameter_groups(elbo)
     if optimizer is None:
         # Fused: one pass over the flat vectors a step. PyTorch has it for real numbers only.
-        fused = all(each.is_floating_point() for group in groups for each in group["params"])
+        fused &= all(each.is_floating_point() for group in groups for each in group["params"])
         optimizer = partial(torch.optim.Adam, lr=1e-3 if lr is None else float(lr), fused=fused)
     _check_fits(getattr(optimizer, "func", optimizer))
     made = optimizer(groups)
