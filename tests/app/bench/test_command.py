@@ -131,6 +131,7 @@ def test_ctrl_c_shows_what_is_there_and_stores_nothing(
         (["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
         (["--out", "/nowhere/cpu.json"], "there is no folder /nowhere"),
         (["--figure", "/nowhere/a.png"], "there is no folder /nowhere"),
+        (["--figure", "a.jpg"], "figure must end in .png, got a.jpg"),
     ],
 )
 def test_wrong_settings(arguments: list[str], message: str) -> None:
@@ -160,7 +161,7 @@ def test_rows_that_cannot_be_stored_are_shown(
 
     monkeypatch.setattr("bayesify.app.cli.bench_command.atomic_write", full)
     asked = ("--case", "predict", "--store-disturbed", "--uncommitted", "--json")
-    said = bench(*asked, option, tmp_path / "file")
+    said = bench(*asked, option, tmp_path / "file.png")
     assert said.code == 2
     assert "No space left on device" in said.err
     assert json.loads(said.out)["rows"]

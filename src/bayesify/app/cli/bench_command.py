@@ -153,6 +153,8 @@ def bench(
     for option, path in (("--out", out), ("--figure", figure)):
         if path is not None:
             check_can_be_written(path, overwrite=True, option=option)
+    if figure is not None and figure.suffix != ".png":
+        raise ConfigError(f"figure must end in .png, got {figure.name}")
     if out is not None and not uncommitted:
         check_committed(commit())
     found, missing = installed_peers() if peers else ([], [])
