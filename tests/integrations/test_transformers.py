@@ -51,6 +51,25 @@ def test_the_weights_are_those_of_fit(warmup: dict[str, float], tmp_path: Path) 
     assert not torch.allclose(found.rho, other.bnn.posterior.rho), "the options do something"
 
 
+def test_the_parts_of_the_loss_are_logged(tmp_path: Path) -> None:
+    each = [found for found in trained(tmp_path).state.log_history if "loss" in found]
+    assert len(each) == 2 * N / 4
+    for found in each:
+        assert found["loss"] == pytest.approx(found["nll"] + found["kl"] / N)
+    elbo = classifier()
+    batch = dict(next(iter(Batches())))
+    labels = batch.pop("labels")
+    first = elbo(batch, labels)
+    assert each[0]["nll"] == pytest.approx(first.nll.item(), rel=1e-5)
+    assert each[0]["kl"] == pytest.approx(first.kl.item(), rel=1e-5)
+    # Accumulated and between logs they are averaged, as the loss is.
+    options = {"gradient_accumulation_steps": 2, "logging_steps": 2, "learning_rate": 0.0}
+    several = trained(tmp_path, **options).state.log_history[0]
+    alone = trained(tmp_path, learning_rate=0.0).state.log_history[:4]
+    for name in ("loss", "nll", "kl"):
+        assert several[name] == pytest.approx(sum(found[name] for found in alone) / 4, rel=1e-5)
+
+
 @pytest.mark.parametrize(("warmup", "is_told"), [(2.0, True), (1.9, False)])
 def test_a_warm_up_as_long_as_training_is_told(
     warmup: float, is_told: bool, tmp_path: Path

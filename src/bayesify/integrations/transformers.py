@@ -44,8 +44,9 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     Batches are mappings with the targets under "labels", which the network itself does not see. The
     loss is that of the ELBO in nats per example, and N counts examples: not tokens, nor those that
     gradient accumulation adds up. A causal language model is trained on the next token, as
-    Hugging Face's own; ``compute_metrics`` gets labels that are already shifted. ``eval_loss`` is
-    the nll, without the KL.
+    Hugging Face's own; ``compute_metrics`` gets labels that are already shifted. Next to ``loss``
+    it logs ``nll``, in nats per example, and ``kl``, in nats, as means over the same steps;
+    ``eval_loss`` is the nll, without the KL.
 
     The noise is a function of the network's seed and of the number of minibatches, which
     checkpoints hold, so that a resumed run draws what an uninterrupted one would. After training,
@@ -97,6 +98,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         self._warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
         self._rho_lr_scale, self._eval_samples = rho_lr_scale, eval_samples
         self._updates, self._since_update = -1, 0
+        self._sums: Tensor | None = None  # since the last log: of nll, KL and minibatches
         self._trained_on = others.get("train_dataset")
         if model is not None or others.get("model_init") is None:
             self._use(model)
@@ -149,11 +151,20 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
         """
         if self._elbo.bnn.net.training:
             self._keep_modes()
+        self._sums = None
         found = super().train(*args, **kwargs)
         if self.is_world_process_zero():
             epochs = self.state.epoch or 0.0
             warn_of_convergence([], epochs, self._warmup.epochs, stacklevel=2)
         return found
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as ``Trainer.log``, and next to the loss of training the ``nll`` and the ``kl``."""
+        if "loss" in logs and self._sums is not None:
+            nll, kl, count = self.accelerator.gather(self._sums.unsqueeze(0)).sum(0).tolist()
+            logs |= {"nll": nll / count, "kl": kl / count}
+            self._sums = None
+        super().log(logs, *args, **kwargs)
 
     def _keep_modes(self) -> None:
         bnn = self._elbo.bnn
@@ -180,6 +191,9 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
                 part.eval()
         network_inputs, targets = self._pair_of(inputs)
         terms: ELBOTerms = model(network_inputs, targets, kl_scale=self._kl_scale())
+        if model.training:
+            new = torch.stack([terms.nll, terms.kl, torch.ones_like(terms.kl)]).detach()
+            self._sums = new if self._sums is None else self._sums + new
         return (terms.loss, {"logits": terms.outputs[0]}) if return_outputs else terms.loss
 
     def prediction_step(
