@@ -326,8 +326,8 @@ TRIALS = _trials()
 #: The trial of each recipe whose settings are used: that of lowest error, but for three. Of
 #: lenet-300-100-weights one had .05 less, and .01 less had one of lenet-5-caffe-weights with a
 #: longer second phase, which is noise of one seed; two files of lenet-5-caffe-bytes were larger
-#: than the literature's, whatever their error. That of moved images led to the settings of
-#: lenet-5-caffe-error, which remove a few more weights and were not tried themselves.
+#: than the literature's, whatever their error: that of moved images led to the settings of
+#: lenet-5-caffe-error, which remove a few more weights.
 CHOSEN = {
     "lenet-300-100-weights": "lenet-300-100-weights",
     "lenet-300-100-bytes": "lenet-300-100-bytes",
