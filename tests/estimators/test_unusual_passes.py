@@ -103,6 +103,22 @@ def test_a_network_that_edits_its_weights_leaves_the_posterior(estimator: Estima
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("orthogonal_map", [None, "householder", "cayley", "matrix_exp"])
+def test_an_orthogonal_map_whose_signs_are_whole_numbers_is_refused(
+    orthogonal_map: str | None,
+) -> None:
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 8), orthogonal_map=orthogonal_map)
+    net = nn.Sequential(layer, nn.Linear(8, 2))
+    if orthogonal_map in (None, "householder"):
+        with pytest.raises(TypeError, match=r"'0\.param.*weight\.original' .*\"cayley\".*exclude"):
+            BayesianModule(net)
+        net = BayesianModule(net, exclude=("0.parametrizations.*",)).to_module(sample=0)
+    else:
+        net = BayesianModule(net, init_std=0.1).to_module(sample=0)
+    weight = net[0].weight
+    torch.testing.assert_close(weight.T @ weight, torch.eye(4), atol=1e-5, rtol=0.0)
+
+
 def test_max_norm_is_refused() -> None:
     net = nn.Sequential(nn.Embedding(5, 4, max_norm=0.5), nn.Linear(4, 2))
     with pytest.raises(TypeError, match=r"'0' has max_norm=0.5; remove it.* or exclude its"):

@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 __all__ = [
     "Weight",
     "check_network",
     "check_not_held_elsewhere",
+    "check_orthogonal_maps",
     "check_random_weight",
     "check_tables",
     "check_uniform",
@@ -300,4 +302,36 @@ def check_tables(net: nn.Module, chosen: Collection[int]) -> None:
                 f"a forward pass must not edit random parameters in place, but {place} has "
                 f"max_norm={module.max_norm}; remove it, since a prior keeps weights small, or "
                 "exclude its parameter"
+            )
+
+
+def check_orthogonal_maps(net: nn.Module, chosen: Collection[int]) -> None:
+    """Check that no random parameter is read as Householder reflections.
+
+    Their signs are the whole numbers that PyTorch cuts the parameter's diagonal to: any noise makes
+    a 0 of a 1, and of a column of the matrix.
+
+    Args:
+        net: the network.
+        chosen: the ids of the random parameters.
+
+    Raises:
+        TypeError: one is.
+
+    Example:
+        >>> net = nn.utils.parametrizations.orthogonal(nn.Linear(3, 2))
+        >>> check_orthogonal_maps(net, {id(net.parametrizations.weight.original)})
+        Traceback (most recent call last):
+        TypeError: a random parameter must have values between whole numbers too, but ...
+    """
+    for prefix, module in net.named_modules():
+        if not isinstance(module, ParametrizationList):
+            continue
+        original = getattr(module, "original", None)
+        maps = (getattr(each, "orthogonal_map", None) for each in module)
+        if id(original) in chosen and any(getattr(m, "name", "") == "householder" for m in maps):
+            raise TypeError(
+                "a random parameter must have values between whole numbers too, but "
+                f"{prefix + '.original'!r} is read as Householder reflections, whose signs are "
+                'whole; use orthogonal(..., orthogonal_map="cayley") or "matrix_exp", or exclude it'
             )

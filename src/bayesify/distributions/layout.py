@@ -16,6 +16,7 @@ from bayesify.distributions.eligible import (
     Weight,
     check_network,
     check_not_held_elsewhere,
+    check_orthogonal_maps,
     check_random_weight,
     check_tables,
     check_uniform,
@@ -113,6 +114,7 @@ class ParameterLayout:
             if key in wanted and not is_frozen(weight)
         }
         check_tables(net, chosen)
+        check_orthogonal_maps(net, chosen)
         if not any(parameter.numel() for parameter in chosen.values()):
             every_name = [name for names in aliases.values() for name in names]
             raise ValueError(
