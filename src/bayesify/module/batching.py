@@ -130,7 +130,8 @@ class Batching(NamedTuple):
 
         Raises:
             ValueError: ``batch_size`` is below 1, ``max_memory`` is too small or given where
-                nothing may be divided, or the network keeps what depends on the random weights.
+                nothing may be divided, as where examples belong together, or the network keeps what
+                depends on the random weights.
 
         Example:
             >>> from torch import nn
@@ -166,17 +167,24 @@ class Batching(NamedTuple):
         elif has_hooks:
             return unmeasured
         else:
-            pass_memory = _cached_pass_memory(network, inputs, cache, unmeasured.batch_size)
+            pass_memory = _cached_pass_memory(network, inputs, cache)
         if num_samples > 1:
             _check_carried(pass_memory, cache)
         if isinstance(pass_memory, Unmeasured):
-            return unmeasured
+            return unmeasured if wanted or pass_memory.takes_few else cls(WHOLE, 1)
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
             if available is not None:
                 size = min(size, pass_memory.examples_within(available // _FRAGMENTATION_FACTOR))
             wanted = ceil(num_examples / ceil(num_examples / max(1, size)))
+            if pass_memory.mixes_rows and wanted < num_examples:
+                if max_memory is not None:
+                    raise ValueError(
+                        "max_memory divides the inputs, but the output of an example depends on "
+                        "the others of its pass, as under attention between them; leave it out"
+                    )
+                return cls(WHOLE, 1)
         # Forward hooks may edit the weights in the passes of the prediction only.
         may_edit = has_hooks or pass_memory.edits_weights
         alone = cls(wanted, 1, may_edit)
@@ -263,7 +271,7 @@ def kind_of_pass(network: RandomNetwork, inputs: Inputs) -> object:
 
 
 def _cached_pass_memory(
-    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache, batch_size: int
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
 ) -> PassMemory | Unmeasured:
     kind = kind_of_pass(network, inputs), min(PROBE_SIZE, count_examples(inputs))
     if kind not in cache:
@@ -274,13 +282,21 @@ def _cached_pass_memory(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            try:
-                cache[kind] = Unmeasured.of(network, inputs, batch_size)
-            except Exception as other:
-                if is_out_of_memory(other):
-                    raise
-                cache[kind] = Unmeasured()
+            cache[kind] = _unmeasured(network, inputs)
     return cache[kind]
+
+
+def _unmeasured(network: RandomNetwork, inputs: Inputs) -> Unmeasured:
+    """Run passes over a few examples, or one over all where the network takes no few."""
+    for count in (PROBE_SIZE, WHOLE):
+        try:
+            found = Unmeasured.of(network, inputs, count)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+        else:
+            return found._replace(takes_few=found.takes_few and count != WHOLE)
+    return Unmeasured(takes_few=False)
 
 
 def _measure_within(
