@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -306,8 +307,52 @@ def test_acquire_refuses_what_it_cannot_rank() -> None:
     with pytest.raises(TypeError, match=r"got DeepEnsemble; rank its prediction: .*batch_bald\("):
         bf.acquire(bf.DeepEnsemble([bnn]), pool, 1)  # type: ignore[arg-type]
     several = bf.BayesianModule(nn.Linear(3, 2), likelihood=bf.BernoulliLikelihood())
-    with pytest.raises(ValueError, match="one label an example"):
-        bf.acquire(several, pool, 1, "bald")
+    with pytest.raises(
+        ValueError, match=r'"batch-bald" needs one label .* \(50, 2\); use method="b'
+    ):
+        bf.acquire(several, pool, 1)
+
+
+@pytest.mark.parametrize("likelihood", [bf.BernoulliLikelihood(), bf.CategoricalLikelihood()])
+@pytest.mark.parametrize("method", ["bald", "entropy"])
+def test_the_labels_of_an_example_are_added_up(
+    method: Acquisition, likelihood: bf.Likelihood[Any]
+) -> None:
+    pool = classifier()[1]
+    net = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (4, 3)))
+    bnn = bf.BayesianModule(net, likelihood=likelihood)
+    p = bnn.predict(pool)
+    scores = p.epistemic if method == "bald" else p.total
+    assert scores.dim() > 1
+    expected = scores.flatten(1).sum(1).topk(5).indices
+    assert torch.equal(bf.acquire(bnn, pool, 5, method), expected)
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        sent: Tensor = self.layer(nodes)
+        return sent.index_add(0, edges[1], sent[edges[0]])
+
+
+@pytest.mark.parametrize("method", get_args(Acquisition))
+def test_the_nodes_of_a_graph_are_chosen(method: Acquisition) -> None:
+    nodes = classifier()[1]
+    edges = torch.stack([torch.arange(30), torch.arange(30).flip(0)])
+    bnn = bf.BayesianModule(Graph(), init_std=0.5)
+    targets = (nodes, edges) if method == "epig" else None
+    with pytest.raises(ValueError, match='predict and acquire take them with batch_size="all"'):
+        bf.acquire(bnn, (nodes, edges), 5, method, target_inputs=targets)
+    chosen = bf.acquire(bnn, (nodes, edges), 5, method, target_inputs=targets, batch_size="all")
+    assert len(set(chosen.tolist())) == 5
+    p = bnn.predict((nodes, edges), batch_size="all", keep_samples=True)
+    if method == "bald":
+        assert torch.equal(chosen, p.epistemic.topk(5).indices)
+    if method == "batch-bald":
+        assert torch.equal(chosen, batch_bald(p, 5)[0])
 
 
 @pytest.mark.parametrize("method", ["batch-bald", "bald", "epig"])

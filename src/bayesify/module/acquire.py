@@ -31,12 +31,14 @@ def acquire(
     *,
     target_inputs: Inputs | None = None,
     num_samples: int = 100,
+    batch_size: int | Literal["all"] | None = None,
     max_memory: int | str | None = None,
     seed: int | None = None,
 ) -> Tensor:
     """Choose examples of a pool to be labelled next.
 
-    Label them, move them from the pool to the training data, train anew, and ask again.
+    Label them, move them from the pool to the training data, train anew, and ask again. Where an
+    example has several labels, ``"bald"`` and ``"entropy"`` add up what each of them has alone.
 
     ========================  ==================================================================
     method                    chooses
@@ -56,6 +58,8 @@ def acquire(
         target_inputs: for ``"epig"``, some hundred inputs such as those that will be predicted.
         num_samples: S, weight samples of the prediction. ``"batch-bald"`` and ``"epig"`` hold the
             S * N * K probabilities of the pool; from a large pool take a random part.
+        batch_size: as for ``BayesianModule.predict``; with ``"all"`` an example is what has a row
+            of outputs, such as the nodes of a graph.
         max_memory: as for ``BayesianModule.predict``, for each prediction.
         seed: of the weight samples and of random choices; None stands for the seed of the module.
 
@@ -67,8 +71,9 @@ def acquire(
             or binary labels, which ``"random"`` does not need, or ``num_examples``,
             ``num_samples`` or the seed is no whole number.
         ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
-            missing, or given for another method, a score of the pool is not finite, or a method
-            that measures information is given a ``Delta`` or fewer than two weight samples.
+            missing, or given for another method, a score of the pool is not finite, a method that
+            measures information is given a ``Delta`` or fewer than two weight samples, or
+            ``"batch-bald"`` or ``"epig"`` several labels an example.
 
     Example:
         >>> from torch import nn
@@ -109,7 +114,8 @@ def acquire(
                 f'samples, got {num_samples}; use some hundred, or method="entropy"'
             )
     pool = inputs_of(pool, bnn.posterior.mean.device, bnn.net)
-    count = count_examples(pool)
+    is_whole = batch_size == "all"
+    count = len(bnn.mean_outputs(pool, batch_size="all")) if is_whole else count_examples(pool)
     num_examples = whole_number("num_examples", num_examples, None)
     if not 1 <= num_examples <= count:
         raise ValueError(
@@ -124,6 +130,7 @@ def acquire(
         bnn.predict,
         num_samples=num_samples,
         keep_samples=method in ("batch-bald", "epig"),
+        batch_size=batch_size,
         max_memory=max_memory,
         seed=seed,
     )
@@ -133,21 +140,22 @@ def acquire(
             "acquire needs a likelihood of classes or binary labels, got "
             f"{type(bnn.likelihood).__name__}; for numbers rank by bnn.predict(pool).epistemic"
         )
+    if method in ("batch-bald", "epig") and predictive.total.numel() != count:
+        raise ValueError(
+            f'method="{method}" needs one label an example, got labels of shape '
+            f'{tuple(predictive.total.shape)}; use method="bald" or "entropy", which add them up'
+        )
     if method == "batch-bald":
         return batch_bald(predictive, num_examples, seed=seed)[0].cpu()
     if target_inputs is not None:
         scores = epig(predictive, predict(target_inputs))
     else:
         scores = predictive.epistemic if method == "bald" else predictive.total
-    if scores.numel() != count:
-        raise ValueError(
-            f"method={method!r} needs one label an example, got scores of shape "
-            f"{tuple(scores.shape)}"
-        )
+    scores = scores.reshape(count, -1).sum(1)
     if not bool(scores.isfinite().all()):
-        bad = int((~scores.flatten().isfinite()).nonzero()[0])
+        bad = int((~scores.isfinite()).nonzero()[0])
         raise ValueError(
-            f"the scores of the pool must be finite, got {float(scores.flatten()[bad])} of example "
-            f"{bad}; leave out examples that are no numbers"
+            f"the scores of the pool must be finite, got {float(scores[bad])} of example {bad}; "
+            "leave out examples that are no numbers"
         )
-    return scores.flatten().topk(num_examples).indices.cpu()
+    return scores.topk(num_examples).indices.cpu()

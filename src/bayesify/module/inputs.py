@@ -289,7 +289,7 @@ def count_examples(inputs: Inputs) -> int:
             by_name = "{'x': x, 'mask': None}"
             raise _wrong_type(value, f"give all by the names of forward's arguments: {by_name}")
         if isinstance(value, PackedSequence):
-            raise _wrong_type(value, 'bnn.predict takes it with batch_size="all"')
+            raise _wrong_type(value, 'bnn.predict and acquire take it with batch_size="all"')
         if not isinstance(value, Tensor):
             raise _wrong_type(value)
         if not value.dim():
@@ -302,7 +302,7 @@ def count_examples(inputs: Inputs) -> int:
         raise ValueError(
             f"inputs must be tensors with the same number of examples N > 0 first, got lengths "
             f"{sorted(lengths)}; where they are not rows of examples, as the edges of a graph, "
-            'bnn.predict takes them with batch_size="all"'
+            'bnn.predict and acquire take them with batch_size="all"'
         )
     return lengths.pop()
 
