@@ -82,9 +82,16 @@ class TracedNetwork:
         try:
             with evaluation_mode(named), torch.no_grad():
                 outputs = tuple(named(*copied(some)))
-                program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
         except ExportError:
             raise
+        except Exception as error:  # of the user's network
+            raise ExportError(
+                f"the network fails on {_TRACED_ROWS} of the examples, and an exported one takes "
+                f"any number: {first_line(error)}"
+            ) from error
+        try:
+            with evaluation_mode(named), torch.no_grad():
+                program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
         except UserError as error:
             if error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
                 raise ExportError(f"the network cannot be traced: {first_line(error)}") from error
