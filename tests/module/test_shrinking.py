@@ -15,7 +15,7 @@ from tests.networks_to_shrink import NETS, Net, check_same_outputs, make, size, 
 from tests.zoo import ZOO, Specimen
 from torch import Tensor, nn
 
-from bayesify import BayesianModule, Delta, WeightSampling, prune, shrink
+from bayesify import BayesianModule, Delta, RankOne, WeightSampling, prune, rank_one, shrink
 from bayesify.module import networks, shrinking, unit_flow
 
 each_net = pytest.mark.parametrize("name", NETS)
@@ -45,7 +45,7 @@ def test_outputs_stay_the_same(name: str) -> None:
         assert not small.training
         for one, two in zip(net.parameters(), before.parameters(), strict=True):
             assert torch.equal(one, two), "the network given is not changed"
-    assert any(smaller) == (name not in KEPT and name != "weight norm")
+    assert any(smaller) == (name not in KEPT)
 
 
 @each_net
@@ -59,8 +59,37 @@ def test_outputs_in_single_precision_differ_by_rounding_alone(name: str) -> None
 def test_a_network_without_zeros_keeps_its_size(name: str) -> None:
     net, x = make(name)
     small = shrink(net, x)
-    assert size(small) == size(net)
+    # The magnitudes of weight norm are within the weights.
+    magnitudes = len(net[0].parametrizations.weight.original0) if name == "weight norm" else 0
+    assert size(small) == size(net) - magnitudes
     check_same_outputs(net, small, x, tolerance=0.0)
+
+
+@pytest.mark.parametrize("kind", ["rank one", "weight norm", "frozen weight norm"])
+def test_layers_that_compute_their_weights_become_plain_and_smaller(kind: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 2))
+    x = normals(5, 4).float()
+    before: nn.Module
+    if kind == "frozen weight norm":
+        nn.utils.parametrizations.weight_norm(net[0]).requires_grad_(False)
+        with torch.no_grad():
+            net[2].weight[:, :20] = 0.0
+        before, small = net, shrink(net, x)
+        assert nn.utils.parametrize.is_parametrized(net[0])
+    else:
+        if kind == "rank one":
+            net, include = rank_one(net), (RankOne,)
+        else:
+            nn.utils.parametrizations.weight_norm(net[0])
+            include = ("*",)
+        bnn = prune(BayesianModule(net, include=include), 0.8)
+        before, small = bnn.to_module().eval(), shrink(bnn, x)
+    first, last = small.shrinkage
+    assert (first.name, first.outputs[0], last.name) == ("0", 30, "2")
+    assert first.outputs[1] == last.inputs[1] == small[0].out_features < 20
+    assert type(small[0]) is type(small[2]) is nn.Linear
+    check_same_outputs(before, small, x, tolerance=1e-6)
 
 
 def no_borders(patch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
@@ -95,7 +96,8 @@ def shrink(
     The network is traced with ``torch.fx``. Units are followed through linear layers,
     convolutions, batch normalisation, activations, arithmetic, pooling, flattening and
     concatenation; units that another operation uses are kept. The classes of layers and the names
-    of parameters stay as they are.
+    of parameters stay as they are, but for layers with parametrizations, which become plain ones
+    with the weights that they compute.
 
     Args:
         bnn: a pruned network, whose mean weights are used, or an ordinary network with weights
@@ -138,6 +140,7 @@ def shrink(
         net = copy.deepcopy(bnn, kept_tensors(bnn))
     net.eval()
     with torch.no_grad():
+        _bake_parametrizations(net)
         flow, expected = _follow(net, example_input)
         args, kwargs = arguments_of(example_input)
         passes = [_Pass(args, kwargs, expected), *_on_noise(net, args, kwargs)]
@@ -156,6 +159,25 @@ def shrink(
         for each in passes:
             _check_same(each.outputs, _run(net, each.args, each.kwargs), inexact)
     return net
+
+
+def _bake_parametrizations(net: nn.Module) -> None:
+    """Give layers the weights themselves that they compute, as by weight norm or a rank one."""
+    for module in net.modules():
+        if not parametrize.is_parametrized(module):
+            continue
+        kind = parametrize.type_before_parametrizations(module)
+        if kind not in LAYERS and kind not in PER_UNIT:
+            continue
+        computed = module.parametrizations
+        assert isinstance(computed, nn.ModuleDict)
+        trained = any(each.requires_grad for each in computed.parameters())
+        # Not remove_parametrizations, which edits parameters that another network may share.
+        values = {name: getattr(module, name).detach().clone() for name in computed}
+        del module.parametrizations
+        module.__class__ = kind
+        for name, value in values.items():
+            module.register_parameter(name, nn.Parameter(value, requires_grad=trained))
 
 
 def _run(net: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
