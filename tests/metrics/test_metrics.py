@@ -183,6 +183,29 @@ def test_classification_metrics_read_the_averaged_prediction():
     assert all(type(value) is float for value in metrics.values())
 
 
+def test_each_class_of_an_example_counts_but_those_that_are_ignored():
+    generator = torch.Generator().manual_seed(0)
+    p = CategoricalPredictive.from_logits(torch.randn(4, 5, 2, 3, 3, generator=generator))
+    mean_probs = torch.randn(5, 2, 3, 3, generator=generator).softmax(-1)
+    y = torch.randint(3, (5, 2, 3), generator=generator)
+    found = classification_metrics(p, mean_probs, y)
+    assert found["error_predictive"] == error_percent(p.mean.flatten(0, -2), y.flatten())
+    assert found["error_mean_weights"] == error_percent(mean_probs.flatten(0, -2), y.flatten())
+    assert found["nll"] == nll(p.log_mean.flatten(0, -2), y.flatten())
+    counts = torch.rand(5, 2, 3, generator=generator) < 0.5
+    left_out = classification_metrics(p, mean_probs, y.where(counts, -100), ignore_index=-100)
+    assert left_out["nll"] == nll(p.log_mean[counts], y[counts]) != found["nll"]
+    assert left_out["brier"] == brier(p.mean[counts], y[counts])
+    assert left_out["error_mean_weights"] == error_percent(mean_probs[counts], y[counts])
+    with pytest.raises(ValueError, match=r"flatten it: probs\.flatten\(0, -2\), and targets\.fl"):
+        error_percent(p.mean, y)
+    with pytest.raises(ValueError, match=r"targets \(5, 2, 3\), got .* and \(5, 6\)"):
+        classification_metrics(p, mean_probs, y.flatten(1))
+    labels = BernoulliPredictive.from_logits([torch.zeros(3)])
+    with pytest.raises(ValueError, match="ignore_index must be None where labels are 0 and 1"):
+        classification_metrics(labels, labels.mean, torch.zeros(3), ignore_index=-100)
+
+
 def test_a_regression_raises_type_error():
     predictive = GaussianPredictive(torch.zeros(2, 3, 1), torch.tensor(1.0))
     with pytest.raises(TypeError, match=r"CategoricalPredictive, .* got GaussianPredictive"):

@@ -33,9 +33,10 @@ def check_probabilities(
     name = name or ("log_probs" if logarithms else "probs")
     check_tensors(**{name: probs, "targets": targets})
     if probs.dim() != 2 or probs.shape[0] < 1 or probs.shape[1] < 2:
+        fix = f"; flatten it: {name}.flatten(0, -2), and targets.flatten()"
         raise ValueError(
             f"{name} must have shape (N, K) with N of at least 1 and K of at least 2, got "
-            f"{tuple(probs.shape)}"
+            f"{tuple(probs.shape)}{fix * (probs.dim() > 2)}"
         )
     if not probs.dtype.is_floating_point:
         raise ValueError(f"{name} must be floating point, got {probs.dtype}")

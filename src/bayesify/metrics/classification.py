@@ -84,16 +84,17 @@ def brier(probs: Tensor, targets: Tensor) -> float:
 
 @torch.no_grad()
 def classification_metrics(
-    predictive: Predictive, mean_probs: Tensor, targets: Tensor
+    predictive: Predictive, mean_probs: Tensor, targets: Tensor, *, ignore_index: int | None = None
 ) -> dict[str, float]:
     """Return the metrics that every run of classification reports.
 
     Args:
         predictive: the averaged predictive distribution of N examples, from ``bnn.predict(x)``.
         mean_probs: ``bnn.predict_mean(x).mean`` of the mean-weights network: class probabilities
-            (N, K), or the probability of 1 (N, ...).
-        targets: class indices, shape (N,), dtype int64; or labels 0 and 1, shape (N, ...), each of
-            which then counts as an example of two classes.
+            (N, ..., K), or the probability of 1 (N, ...).
+        targets: class indices, shape (N, ...), dtype int64, or labels 0 and 1. Each of them, such
+            as that of a pixel or of a token, counts as an example.
+        ignore_index: class index of targets that are left out, as of ``CategoricalLikelihood``.
 
     Returns:
         ``error_mean_weights`` and ``error_predictive`` in percent, and of the averaged prediction
@@ -110,6 +111,11 @@ def classification_metrics(
     """
     check_tensors(targets=targets, mean_probs=mean_probs)
     if isinstance(predictive, BernoulliPredictive):
+        if ignore_index is not None:
+            raise ValueError(
+                f"ignore_index must be None where labels are 0 and 1, got {ignore_index}; leave "
+                "the labels that do not count out of what the network predicts"
+            )
         if not targets.shape == mean_probs.shape == predictive.log_mean.shape[:-1]:
             raise ValueError(
                 f"targets and mean_probs must have shape {tuple(predictive.log_mean.shape[:-1])}, "
@@ -120,6 +126,14 @@ def classification_metrics(
         mean_probs = torch.stack((1.0 - mean_probs, mean_probs), -1).reshape(-1, 2)
     elif isinstance(predictive, CategoricalPredictive):
         log_probs = predictive.log_mean
+        if not mean_probs.shape == log_probs.shape == (*targets.shape, log_probs.shape[-1]):
+            raise ValueError(
+                f"mean_probs must have shape {tuple(log_probs.shape)} and targets "
+                f"{tuple(log_probs.shape[:-1])}, got {tuple(mean_probs.shape)} and "
+                f"{tuple(targets.shape)}"
+            )
+        counts = torch.ones_like(targets) > 0 if ignore_index is None else targets != ignore_index
+        log_probs, mean_probs, targets = log_probs[counts], mean_probs[counts], targets[counts]
     else:
         raise TypeError(
             "classification metrics need a CategoricalPredictive, from a network with "
