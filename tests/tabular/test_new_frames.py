@@ -131,10 +131,24 @@ def test_a_single_cell_that_is_no_number_lies_outside(prices: BayesianMLPRegress
         assert prices.outside_scores(frame)[-1] == np.inf
 
 
-def test_new_levels_are_no_error() -> None:
+def test_new_levels_are_no_error_and_told_where_most_are_new() -> None:
     model = trained(["a", "b", "c"] * 20, np.arange(60.0))
-    assert len(read(model, ["d", "e", "f", "g", "h", "i"])) == 6
-    assert read(model, ["a"]) == read(model, ["a"])
+    some = read(model, ["d", "e", "f", "a", "b", "c"])
+    with pytest.warns(TableWarning, match="'x' must hold levels .* got 6 of 6 cells like 'd', 'e'"):
+        found = model.predict(pd.DataFrame({"x": ["d", "e", "f", "g", "h", "i"]}))
+    assert found.tolist() == [some[0]] * 6
+
+
+def test_a_level_in_another_case_is_read_although_training_has_one_that_is_miswritten() -> None:
+    cells = ["Rome", "Oslo", "Bern"] * 40 + ["oslo"]
+    model = trained(cells, np.array([1.0, 5.0, 9.0] * 40 + [5.0]))
+    expected = read(model, ["Rome", "Bern", "Oslo", "oslo"])
+    assert len(set(expected)) == 4
+    with pytest.warns(TableWarning, match="levels read in any case and spacing"):
+        found = model.predict(pd.DataFrame({"x": ["ROME", "bern ", "OSLO", "oslo"]}))
+    unknown = model.predict(pd.DataFrame({"x": ["Pau"]}))[0]
+    # Which of two frequent levels is meant nobody knows.
+    np.testing.assert_allclose(found, [*expected[:2], unknown, expected[3]], rtol=1e-12)
 
 
 def test_a_letter_and_its_accent_may_be_one_character_or_two() -> None:

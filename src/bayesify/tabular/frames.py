@@ -266,7 +266,7 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
     """Return what reads new cells of a fitted column, and a remark if they are written otherwise.
 
     Cells of the type of training's are not looked at, but for numbers of a column that was written
-    with a unit; nor are levels refused that are new.
+    with a unit; nor are levels refused that are new, but where most are, the remark says so.
     """
     kind = _kind(cells) if cells.notna().any() else ""
     is_native = kind == {NumberColumn: "number", DateColumn: "date"}.get(type(column))
@@ -277,8 +277,8 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
     else:
         reading = reading_of(column, _texts(cells))
     if reading.error:
-        if isinstance(column, CategoryColumn):
-            return column, ""
+        if isinstance(column, CategoryColumn):  # as scikit-learn's own plots may set them
+            return column, f"{reading.error}; until then they are unknown levels"
         raise ValueError(reading.error)
     # Another type than text has one meaning, as 1.0 for True.
     return reading.column, reading.remark if kind in ("text", "category") else ""

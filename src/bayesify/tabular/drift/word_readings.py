@@ -47,11 +47,22 @@ def words_reading(column: Column, cells: ColumnCells) -> Reading | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Folded(CategoryColumn):
-    """Levels in whatever case and with whatever blanks they are written."""
+    """Levels in whatever case and with whatever blanks they are written.
+
+    Where levels differ in these only, others are read as the one of them that is not rare.
+    """
 
     def _parse(self, texts: Texts) -> Floats:
-        places = {_folded(level): float(place) for place, level in enumerate(self.levels)}
-        return np.array([places.get(_folded(text), math.inf) for text in texts])
+        exact = {level: float(place) for place, level in enumerate(self.levels)}
+        alike: dict[str, list[float]] = {}
+        for level, place in exact.items():
+            alike.setdefault(_folded(level), []).append(place)
+        folded = {}
+        for text, places in alike.items():
+            frequent = [place for place in places if place < self.kept] or places
+            if len(frequent) == 1:
+                folded[text] = frequent[0]
+        return np.array([exact.get(t, folded.get(_folded(t), math.inf)) for t in texts])
 
 
 def _folded(text: str) -> str:
@@ -77,8 +88,6 @@ def category_reading(column: CategoryColumn, cells: ColumnCells) -> Reading:
         if words is not None:
             return Reading(word_labels, words.remark)
     folded = _folded_levels(column)
-    if folded is None:
-        return as_in_training(cells)
     read = np.isfinite(folded.parse(cells.texts))
     unread = int(cells.counts[~read].sum())
     if unread >= cells.unread:
@@ -124,10 +133,8 @@ def _word_labels(column: CategoryColumn) -> _WordLabels | None:
     return _WordLabels(**_fields(column))
 
 
-def _folded_levels(column: CategoryColumn) -> _Folded | None:
-    """Return the reader of any case and spacing; None if some levels differ in these only."""
-    if len({_folded(level) for level in column.levels}) < len(column.levels):
-        return None
+def _folded_levels(column: CategoryColumn) -> _Folded:
+    """Return the reader of any case and spacing."""
     return _Folded(**_fields(column))
 
 
