@@ -243,6 +243,21 @@ def test_amounts_that_are_taken_for_categories_are_reported() -> None:
     assert not plain.remarks
 
 
+def test_a_column_of_which_most_are_numbers_is_told_what_the_others_are() -> None:
+    limits = [f"{number / 10}" for number in range(12)] * 2 + ["<0.1"] * 6
+    scan = scanned(limits)
+    assert scan.column().kind == "category"
+    assert scan.remarks == [
+        "column: 24 of its 30 cells are numbers: write cells such as '<0.1' as numbers too; they "
+        "were taken for categories"
+    ]
+    # Codes with letters are none, nor are a few levels.
+    for codes in (["A1", "B2", "7"] * 10, ["1", "2", "3", "other"] * 8):
+        scan = scanned(codes)
+        scan.column()
+        assert not scan.remarks
+
+
 def test_numbers_are_standardised_by_training() -> None:
     values = np.array([1.0, 3.0, math.nan, math.inf])
     column = NumberColumn(name="x").fit(values)

@@ -215,7 +215,7 @@ class ColumnScan:
             self.all_different
             or (len(self.texts) > FEW_LEVELS and len(self.texts) > 0.5 * self.count)
         ):
-            return (
+            return self._mixed() or (
                 "it identifies rows or is free text: almost every row has a text of its own; "
                 "--text with --encoder reads texts"
             )
@@ -225,14 +225,7 @@ class ColumnScan:
         """Return what to do with a target whose texts are no classes."""
         if self._date_form() is not None:
             return "convert its dates to numbers, such as days, and use --task regression"
-        texts = np.array(list(self.texts), dtype=object)
-        others = texts[np.isnan(NumberForm().parse(texts))]
-        if 4 * self._numbers >= self.count and len(others):
-            return (
-                f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
-                f"{_shown(others[0])} as numbers too"
-            )
-        return _OTHER_TARGET
+        return self._mixed(0.25) or _OTHER_TARGET
 
     def column(self) -> Column:
         """Return the column, before it is fitted to its training values."""
@@ -267,6 +260,8 @@ class ColumnScan:
             return FlagColumn(name=name, words=words)
         if amounts := self._amounts():
             self.remarks.append(f"{name}: {amounts}; they were taken for categories")
+        elif len(self.texts) > _FEW_VALUES and (mixed := self._mixed()):
+            self.remarks.append(f"{name}: {mixed}; they were taken for categories")
         levels = sorted(self.texts, key=lambda text: (-self.texts[text], text))
         repeated = sum(self.texts[level] > 1 for level in levels)
         kept = len(levels) if len(levels) <= 2 else max(1, min(MOST_LEVELS, repeated))
@@ -296,6 +291,22 @@ class ColumnScan:
         return (
             f"its cells look like {_shown(next(iter(self.texts)))}, with several units or none; "
             "write the numbers alone"
+        )
+
+    @property
+    def other_text(self) -> str | None:
+        """The first text that is no number, as far as texts were counted; None if all are."""
+        texts = np.array(list(self.texts), dtype=object)
+        others = texts[np.isnan(NumberForm().parse(texts))]
+        return others[0] if len(others) else None
+
+    def _mixed(self, least: float = 0.5) -> str:
+        """Return what to do if so many of the cells, and not all, are numbers, else ""."""
+        if self._numbers < least * self.count or self.other_text is None:
+            return ""
+        return (
+            f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
+            f"{_shown(self.other_text)} as numbers too"
         )
 
     def _remark(self, count: int, what: str) -> None:
@@ -374,10 +385,12 @@ def find_target(scan: ColumnScan, task: str | None, ordered: Sequence[str] = ())
     one_row_each = len(labels) == scan.count > 2
     if task == "regression":
         if not number:
-            mend = scan.mend_of_target() if one_row_each else "use --task classification"
+            mend = scan.mend_of_target()
+            if mend == _OTHER_TARGET and not one_row_each:
+                mend = "use --task classification"
             raise TableError(
                 f"the target {name!r} must hold numbers for regression, got "
-                f"{labels[0]!r} and other text; {mend}"
+                f"{_shown(scan.other_text or labels[0])} and other text; {mend}"
             )
         column = scan.column()
         assert isinstance(column, NumberColumn)

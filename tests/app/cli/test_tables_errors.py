@@ -57,6 +57,10 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
         "x,y\n" + "".join(f"{i * 0.5},{i}.25\n{i},({i}.50)\n" for i in range(20)),
         "20 of its 40 cells are numbers: write cells such as '(0.50)' as numbers too",
     ),
+    "limits of a laboratory": (
+        "x,y\n" + "".join(f"<0.5,{i}\n{i}.75,{i}.5\n{i}.5,{i}.6\n" for i in range(40)),
+        "(x: 80 of its 120 cells are numbers: write cells such as '<0.5' as numbers too)",
+    ),
     "amounts of which one occurs twice": (
         "x,y\n0.1,(7)\n0.2,(7)\n" + "".join(f"{i * 0.5},{i}\n{i},({i})\n" for i in range(9, 50)),
         "has 83 different texts in 84 rows, such as '9', too many for classes; 41 of its 84 cells "
@@ -105,11 +109,12 @@ BAD_OPTIONS = {
     "--target y --test-fraction nan": "test-fraction must be at least 0 and below 1",
     "--target y --noise loud": "noise must be one of learned, input-dependent, got loud",
     "--target s --noise learned": "noise would do nothing here",
-    "--target s --task regression": "must hold numbers for regression, got 'a' and other text",
+    "--target s --task regression": "regression, got 'a' and other text; use --task classif",
+    "--target m --task regression": "regression, got '<5' and other text; 10 of its 20 cells are",
     "--target y --drop z": "has no column 'z', which --drop asks for",
     "--target y --drop y": "--drop y contradicts --target",
     "--target y --drop x --keep x": "--drop x contradicts --keep",
-    "--target y --drop x --drop s": "s: --drop asks for it); drop fewer, or add columns",
+    "--target y --drop x --drop s --drop m": "m: --drop asks for it); drop fewer, or add columns",
     "--target y --net lenet5": "net must be one of table, got lenet5",
     "--target y --baseline dropout": "a table has no dropout baseline",
     "--target y --data-dir /": "data-dir is for mnist and fashion-mnist",
@@ -126,8 +131,8 @@ BAD_OPTIONS = {
 @pytest.mark.parametrize("options", BAD_OPTIONS)
 def test_bad_options(tmp_path: Path, options: str) -> None:
     table = tmp_path / "good.csv"
-    rows = "".join(f"{i * 0.3},{i * 0.7},{'ab'[i % 2]}\n" for i in range(20))
-    table.write_text("x,y,s\n" + rows)
+    rows = "".join(f"{i * 0.3},{i * 0.7},{'ab'[i % 2]},{'<5' if i % 2 else i}\n" for i in range(20))
+    table.write_text("x,y,s,m\n" + rows)
     said = bayesify("train", table, "--out", tmp_path / "run", *QUICK, *shlex.split(options))
     check_refused(said, BAD_OPTIONS[options])
     assert not (tmp_path / "run").exists()
