@@ -131,7 +131,11 @@ def test_conformal_intervals(model: BayesianMLPRegressor) -> None:
     low, high = model.predict_interval(x, level=0.8, method="conformal")
     # The coverage given 60 rows of calibration has a standard deviation of 0.05.
     assert ((low <= y) & (y <= high)).mean() > 0.6
-    assert (model.likelihood not in COUNTS) or (low >= 0.0).all()
+    if model.likelihood in COUNTS:
+        assert (low >= 0.0).all()
+        assert (low <= high).all()
+        assert (low % 1.0 == high % 1.0).all()
+        assert (low % 1.0 == 0.0).all()
 
 
 def test_several_targets(model: BayesianMLPRegressor) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from bayesify.prediction.checks import check_level, check_sums, check_tensors
 from bayesify.prediction.predictive import class_indices
 
-__all__ = ["Conformal", "ConformalIntervals", "ConformalSets", "smallest_sets"]
+__all__ = ["Conformal", "ConformalIntervals", "ConformalSets", "smallest_sets", "whole_ends"]
 
 #: Numbers of a temporary tensor that compares new examples with calibration examples.
 _MOST_NUMBERS = 4_000_000
@@ -424,3 +424,16 @@ def _check_std(mean: Tensor, std: Tensor) -> None:
     _check_finite("std", std)
     if not bool((std > 0.0).all()):
         raise ValueError(f"std must be positive, got {float(std.min()):g}")
+
+
+def whole_ends(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest count within each interval, both from 0.
+
+    An interval that holds no count gets the one below it.
+
+    Example:
+        >>> whole_ends(torch.tensor([-0.4, 1.2, 2.1]), torch.tensor([0.9, 3.0, 2.6]))
+        (tensor([0., 2., 2.]), tensor([0., 3., 2.]))
+    """
+    upper = upper.clamp_min(0.0).floor()
+    return lower.clamp_min(0.0).ceil().minimum(upper), upper

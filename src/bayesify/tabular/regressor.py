@@ -22,7 +22,7 @@ from bayesify.prediction import (
     Predictive,
     StudentTPredictive,
 )
-from bayesify.prediction.conformal import ConformalIntervals
+from bayesify.prediction.conformal import ConformalIntervals, whole_ends
 from bayesify.tabular.advice import TableWarning, without_wild
 from bayesify.tabular.censoring import Limits, RecordedPredictive
 from bayesify.tabular.conformal import Method
@@ -401,7 +401,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP[NumericPredictive]):  # t
             assert isinstance(self.conformal_, ConformalIntervals)
             low, high = self.conformal_.interval(mean, std, level)
             if self.likelihood in COUNTS:
-                low = low.clamp_min(0.0)
+                low, high = whole_ends(low, high)
             return low.numpy(), high.numpy()
         ends = [batch.interval(level) for batch in self._batches(X)]
         lower, upper = (torch.cat(parts).double().numpy() for parts in zip(*ends, strict=True))

@@ -137,6 +137,14 @@ def test_every_command_knows_the_likelihood(run: Path, csv_file: Path, tmp_path:
     assert found.iloc[:, 1].astype(str).tolist()[0][:4] == list(rows[0].values())[1][:4]
     assert bayesify("predict", run, csv_file, "--out", tmp_path / "c.csv", "--conformal", "--level",
                     "0.8").code == 0  # fmt: skip
+    if target == "visits":
+        with (tmp_path / "c.csv").open(newline="") as file:
+            ends = [
+                float(row[f"{end}_80"])
+                for row in csv.DictReader(file)
+                for end in ("lower", "upper")
+            ]
+        assert all(end >= 0.0 and end % 1.0 == 0.0 for end in ends)
 
 
 @pytest.mark.slow

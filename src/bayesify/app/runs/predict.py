@@ -24,7 +24,7 @@ from bayesify.io import atomic_path
 from bayesify.io.files import named_file, remove_leftovers
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive, CountPredictive, Predictive
-from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets
+from bayesify.prediction.conformal import Conformal, ConformalIntervals, ConformalSets, whole_ends
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.table_data import TableData
 
@@ -214,7 +214,7 @@ class Predictions:
                 if isinstance(self.conformal, ConformalIntervals):
                     low, high = self.conformal.interval(predictive.mean, std, self.level)
                     if isinstance(predictive, CountPredictive):
-                        low = low.clamp_min(0.0)
+                        low, high = whole_ends(low, high)
                 else:
                     low, high = predictive.interval(self.level)
                 numbers = [part.squeeze(-1) for part in (predictive.mean, std, low, high)]
