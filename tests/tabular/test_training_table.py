@@ -52,6 +52,17 @@ def test_everything_in_one_table(path: Path) -> None:
     assert float(data.train_targets.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
 
 
+def test_a_table_that_is_there_several_times_is_told(path: Path) -> None:
+    lines = messy().splitlines()
+    path.write_text("\n".join([lines[0], *lines[1:] * 5]) + "\n")
+    remarks = fit_table(path, "price")[1].remarks
+    (told,) = (remark for remark in remarks if "every row" in remark)
+    assert told.startswith("every row occurs about 5 times: of 300 rows only 60 differ; each count")
+    assert told.endswith("held out are among those of training too; keep each row once")
+    path.write_text(messy())
+    assert not any("every row" in remark for remark in fit_table(path, "price")[1].remarks)
+
+
 def test_a_level_that_only_held_out_rows_have_lies_outside(path: Path) -> None:
     rng = np.random.default_rng(0)
     town = rng.zipf(1.4, 1000)

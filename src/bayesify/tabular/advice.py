@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "check_repeats",
     "check_sum",
     "ordinary_range",
+    "repeats_of",
     "without_wild",
 ]
 
@@ -62,15 +64,43 @@ def check_repeats(counts: Floats, *, stacklevel: int) -> None:
         counts: how often each distinct row occurs, shape (M,).
         stacklevel: as for ``warnings.warn``.
     """
+    if repeats := _repeats(counts):
+        mend = "give each row once, for example by DataFrame.drop_duplicates()"
+        warnings.warn(f"{repeats}; {mend}", TableWarning, stacklevel=stacklevel + 1)
+
+
+def repeats_of(columns: Iterable[Floats]) -> list[str]:
+    """Return a remark if every row of a file occurs about equally often, at least twice.
+
+    Args:
+        columns: the values of the columns and the target, of shape (N,) each.
+
+    Example:
+        >>> repeats_of([np.arange(60.0)])
+        []
+        >>> repeats_of([np.tile(np.arange(60.0), 5)])[0]
+        'every row occurs about 5 times: of 300 rows only 60 differ; each counts as new evidence...'
+    """
+    import pandas as pd
+
+    hashes = np.zeros(1, np.uint64)  # of rows; column by column, to hold no second table
+    for column in columns:
+        # Adding 0 turns -0 into 0.
+        hashes = hashes * np.uint64(1_000_003) + pd.util.hash_array(column + 0.0)
+    _, counts = np.unique(hashes, return_counts=True)
+    repeats = _repeats(counts.astype(np.float64)) if len(counts) else ""
+    mend = "and rows that are held out are among those of training too; keep each row once"
+    return [f"{repeats}, {mend}"] if repeats else []
+
+
+def _repeats(counts: Floats) -> str:
     mean = float(counts.mean())
     if len(counts) < _FEWEST_DISTINCT or mean < 2.0 or float(counts.var()) > _EVEN * mean:
-        return
-    warnings.warn(
+        return ""
+    return (
         f"every row occurs about {mean:.3g} times: of {counts.sum():,.0f} rows only "
         f"{len(counts):,} differ; each counts as new evidence, so that the intervals come out too "
-        "narrow; give each row once, for example by DataFrame.drop_duplicates()",
-        TableWarning,
-        stacklevel=stacklevel + 1,
+        "narrow"
     )
 
 

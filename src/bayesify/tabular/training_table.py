@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bayesify.tabular.advice import without_wild
+from bayesify.tabular.advice import repeats_of, without_wild
 from bayesify.tabular.cells import Floats, Texts
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.column_choice import check_names, chosen_columns
@@ -146,6 +146,8 @@ def fit_table(
     remarks += without_target(rows - int(known.sum()), scans[target])
     if found.task == "regression":
         remarks += check_targets(path, target, targets, found)
+    if not (text or image):
+        remarks += repeats_of(column[known] for column in (*values, targets))
     train, test = split_rows(targets, known, found.task, test_fraction, seed, path)
     draft, values = with_trained_levels(draft, values, train)
     draft, more = fitted(draft, values, targets, train, test)
