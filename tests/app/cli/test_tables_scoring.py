@@ -147,7 +147,8 @@ def test_no_rows_held_out(place: Path, tmp_path: Path) -> None:
     assert "60 rows for training, 0 held out" in said.err
     assert "no rows are held out, so that nothing tells how well it predicts new ones" in said.err
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics["test"] is None
+    assert metrics["test"] is metrics["baseline"] is metrics["importance"] is None
+    assert as_json("report", run).items() >= {"baseline": None, "importance": None}.items()
     assert metrics["train"].keys() == whole_table(place).keys()
     report = (run / "report.html").read_text()
     assert "none held out: the figures are of training rows" in report

@@ -202,9 +202,11 @@ def _report(
 
 
 def _table_metrics(run: Run, data: RunData, bnn: BayesianModule) -> dict[str, Any]:
-    """Return what ``metrics.json`` has for tables with held-out rows alone."""
-    if not isinstance(data, TableData) or not len(data.test_targets):
+    """Return what ``metrics.json`` has for tables alone, null where no row is held out."""
+    if not isinstance(data, TableData):
         return {}
+    if not len(data.test_targets):
+        return {"baseline": None, "importance": None}
     # So does each column, a thousand times.
     found = None if run.config.adapter else importance(run, data, bnn)
     return {"baseline": baseline(data), "importance": found}
