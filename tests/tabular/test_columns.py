@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bayesify.tabular.cells import Texts, as_days
@@ -208,6 +209,18 @@ def test_the_value_of_a_date_does_not_depend_on_the_other_cells() -> None:
     alone = [as_days(cells(text), "ISO8601")[0] for text in texts]
     np.testing.assert_array_equal(as_days(texts, "ISO8601"), alone)
     assert alone[1] == pytest.approx(19723.0 + 36000.1234567 / 86400.0, abs=1e-10)
+
+
+@pytest.mark.parametrize("day", ["%m/%d/%Y", "%d-%b-%y", "%B %d, %Y"])
+@pytest.mark.parametrize("clock", ["", " %I:%M %p", " %I:%M:%S %p", " %H:%M"])
+def test_dates_of_many_forms_are_read(day: str, clock: str) -> None:
+    times = pd.date_range("2021-01-01 00:05", periods=60, freq="9h37min")
+    texts = [time.strftime(day + clock) for time in times]
+    column = scanned(texts).column()
+    assert column.kind == "date"
+    read = pd.to_datetime(pd.Series(column.parse(cells(*texts)) * 86400.0).round(), unit="s")
+    exact = times.floor("min") if clock else times.floor("D")
+    assert list(read) == list(exact)
 
 
 def test_words_for_the_time_of_the_day_are_no_dates() -> None:

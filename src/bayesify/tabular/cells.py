@@ -66,14 +66,14 @@ _DAYS = (
     "%d %B %Y",
     "%B %d, %Y",
     "%d-%b-%Y",
+    "%d-%b-%y",
     "%d.%m.%y",
     "%d/%m/%y",
     "%m/%d/%y",
 )
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 DATE_FORMATS = tuple(
-    day + time
-    for day in _DAYS
-    for time in (("",) if day == "ISO8601" else ("", " %H:%M", " %H:%M:%S"))
+    day + time for day in _DAYS for time in (("",) if day == "ISO8601" else _TIMES)
 )
 
 

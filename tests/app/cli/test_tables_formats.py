@@ -114,6 +114,8 @@ REWRITTEN: dict[str, tuple[Callable[[Table], Table], bool]] = {
     "years first and short": (day("%y/%m/%d"), False),
     "names of months": (day("%d %b %Y"), True),
     "times after dates": (day("%d/%m/%Y 00:00"), True),
+    "a clock of twelve hours": (day("%d/%m/%Y 12:00 AM"), True),
+    "names of months and short years": (day("%d-%b-%y"), True),
     "dates without signs": (day("%Y%m%d"), False),
     "days of a spreadsheet": (
         each(when=lambda cell: str(pd.to_datetime(cell, dayfirst=True).toordinal() - 693594)),

@@ -32,7 +32,7 @@ def date_words(form: str) -> str:
     if form == "ISO8601":
         return "YYYY-MM-DD"
     names = {"%d": "dd", "%m": "mm", "%Y": "yyyy", "%y": "yy", "%b": "Mon", "%B": "Month"}
-    names |= {"%H": "hh", "%M": "mm", "%S": "ss"}
+    names |= {"%H": "hh", "%M": "mm", "%S": "ss", "%I": "hh", "%p": "AM"}
     return re.sub(r"%[A-Za-z]", lambda found: names[found[0]], form)
 
 
