@@ -164,7 +164,7 @@ class Texts(nn.Module):
         (
             (nn.Linear(9, 3), "net{}", X),
             ExportError,
-            "fails on 3 of the examples, .*: mat1 and m",
+            "fails on the example: mat1 and mat2",
         ),
         ((Texts(), "net{}", X), ExportError, "must return a tensor, or tensors by name, got str"),
         ((nn.Linear(4, 3), "none/net{}", X), OSError, "No such file"),
@@ -355,3 +355,12 @@ def test_infinite_and_undefined_outputs_are_compared() -> None:
     for wrong in ([0.0, nan, 2.0], [-inf, 0.0, 2.0], [-inf, nan, inf], [inf, nan, 2.0]):
         with pytest.raises(ExportError, match="is not finite as PyTorch's is"):
             largest_difference([torch.tensor(wrong)], expected)
+
+
+def test_a_network_of_one_whole_is_told_that_the_number_must_vary(tmp_path: Path) -> None:
+    class Nodes(nn.Module):
+        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+            return adjacency @ x
+
+    with pytest.raises(ExportError, match="fails on 3 of the examples, and an exported one takes"):
+        export_program(Nodes(), tmp_path / "net.pt2", (torch.ones(6, 4), torch.eye(6)))

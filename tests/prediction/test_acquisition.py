@@ -328,6 +328,13 @@ def test_the_labels_of_an_example_are_added_up(
     assert torch.equal(bf.acquire(bnn, pool, 5, method), expected)
 
 
+def test_labels_of_which_some_are_padding_are_not_added_up() -> None:
+    net = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (4, 3)))
+    bnn = bf.BayesianModule(net, likelihood=bf.CategoricalLikelihood(ignore_index=-100))
+    with pytest.raises(ValueError, match="does not know which of the pool's are padding; add up"):
+        bf.acquire(bnn, classifier()[1], 2, "bald")
+
+
 class Graph(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -308,8 +308,8 @@ def check_tables(net: nn.Module, chosen: Collection[int]) -> None:
 def check_orthogonal_maps(net: nn.Module, chosen: Collection[int]) -> None:
     """Check that no random parameter is read as Householder reflections.
 
-    Their signs are the whole numbers that PyTorch cuts the parameter's diagonal to: any noise makes
-    a 0 of a 1, and of a column of the matrix.
+    Their signs are the whole numbers that PyTorch cuts the parameter's diagonal to: noise towards 0
+    makes a 0 of a 1, and of a column of the matrix.
 
     Args:
         net: the network.
@@ -322,7 +322,7 @@ def check_orthogonal_maps(net: nn.Module, chosen: Collection[int]) -> None:
         >>> net = nn.utils.parametrizations.orthogonal(nn.Linear(3, 2))
         >>> check_orthogonal_maps(net, {id(net.parametrizations.weight.original)})
         Traceback (most recent call last):
-        TypeError: a random parameter must have values between whole numbers too, but ...
+        TypeError: a random parameter must not be cut to whole numbers, but ...
     """
     for prefix, module in net.named_modules():
         if not isinstance(module, ParametrizationList):
@@ -331,7 +331,7 @@ def check_orthogonal_maps(net: nn.Module, chosen: Collection[int]) -> None:
         maps = (getattr(each, "orthogonal_map", None) for each in module)
         if id(original) in chosen and any(getattr(m, "name", "") == "householder" for m in maps):
             raise TypeError(
-                "a random parameter must have values between whole numbers too, but "
-                f"{prefix + '.original'!r} is read as Householder reflections, whose signs are "
-                'whole; use orthogonal(..., orthogonal_map="cayley") or "matrix_exp", or exclude it'
+                "a random parameter must not be cut to whole numbers, but "
+                f"{prefix + '.original'!r} holds Householder reflections, whose signs PyTorch cuts "
+                'so; use orthogonal(..., orthogonal_map="cayley") or "matrix_exp", or exclude it'
             )

@@ -85,10 +85,10 @@ class TracedNetwork:
         except ExportError:
             raise
         except Exception as error:  # of the user's network
-            raise ExportError(
-                f"the network fails on {_TRACED_ROWS} of the examples, and an exported one takes "
-                f"any number: {first_line(error)}"
-            ) from error
+            what = "the example"
+            if _runs(named, tensors):
+                what = f"{_TRACED_ROWS} of the examples, and an exported one takes any number"
+            raise ExportError(f"the network fails on {what}: {first_line(error)}") from error
         try:
             with evaluation_mode(named), torch.no_grad():
                 program = torch.export.export(named, some, dynamic_shapes=(shapes,), strict=False)
@@ -194,6 +194,15 @@ class _NamedOutputs(nn.Module):
             "a network to export must return a tensor, or tensors by name, got "
             f"{type(result).__name__}"
         )
+
+
+def _runs(net: nn.Module, tensors: tuple[Tensor, ...]) -> bool:
+    try:
+        with evaluation_mode(net), torch.no_grad():
+            net(*copied(tensors))
+    except Exception:  # of the user's network
+        return False
+    return True
 
 
 def _on_cpu(net: nn.Module) -> nn.Module:

@@ -47,7 +47,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
     Args:
         elbo: the objective, whose ``num_data`` is the number of training examples of the whole run.
         lr: learning rate of the default optimiser; None is 1e-3. An ``optimizer`` has its own.
-            Lightning's ``Tuner.lr_find`` sets it.
+            Lightning's ``Tuner.lr_find`` sets it, and so is for the default optimiser alone.
         optimizer: a function of parameter groups; None is ``torch.optim.Adam``.
         scheduler: a function of optimiser and total number of steps, stepped after every update.
         rho_lr_scale: learning rate of rho as a multiple of the others'.

@@ -45,7 +45,7 @@ class ELBOTrainer(Trainer):  # type: ignore[misc]
     loss is that of the ELBO in nats per example, and N counts examples: not tokens, nor those that
     gradient accumulation adds up. A causal language model is trained on the next token, as
     Hugging Face's own; ``compute_metrics`` gets labels that are already shifted. Next to ``loss``
-    it logs ``nll``, in nats per example, and ``kl``, in nats, as means over the same steps;
+    it logs ``nll``, in nats per example, and ``kl``, in nats, as means over the same minibatches;
     ``eval_loss`` is the nll, without the KL.
 
     The noise is a function of the network's seed and of the number of minibatches, which

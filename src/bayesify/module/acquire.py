@@ -72,8 +72,9 @@ def acquire(
             ``num_samples`` or the seed is no whole number.
         ValueError: ``method`` is unknown, ``num_examples`` is out of range, ``target_inputs`` are
             missing, or given for another method, a score of the pool is not finite, a method that
-            measures information is given a ``Delta`` or fewer than two weight samples, or
-            ``"batch-bald"`` or ``"epig"`` several labels an example.
+            measures information is given a ``Delta`` or fewer than two weight samples,
+            ``"batch-bald"`` or ``"epig"`` several labels an example, or some of these are to be
+            ignored.
 
     Example:
         >>> from torch import nn
@@ -139,6 +140,13 @@ def acquire(
         raise TypeError(
             "acquire needs a likelihood of classes or binary labels, got "
             f"{type(bnn.likelihood).__name__}; for numbers rank by bnn.predict(pool).epistemic"
+        )
+    ignored = getattr(bnn.likelihood, "ignore_index", None)
+    if ignored is not None and predictive.total.numel() != count:
+        raise ValueError(
+            f"the labels of an example must all count, got a likelihood with ignore_index={ignored}"
+            ", and acquire does not know which of the pool's are padding; add up "
+            "bnn.predict(pool).epistemic over those that count, and take its topk"
         )
     if method in ("batch-bald", "epig") and predictive.total.numel() != count:
         raise ValueError(

@@ -130,8 +130,7 @@ class Batching(NamedTuple):
 
         Raises:
             ValueError: ``batch_size`` is below 1, ``max_memory`` is too small or given where
-                nothing may be divided, as where examples belong together, or the network keeps what
-                depends on the random weights.
+                nothing may be divided, or the network keeps what depends on the random weights.
 
         Example:
             >>> from torch import nn
@@ -178,13 +177,6 @@ class Batching(NamedTuple):
             if available is not None:
                 size = min(size, pass_memory.examples_within(available // _FRAGMENTATION_FACTOR))
             wanted = ceil(num_examples / ceil(num_examples / max(1, size)))
-            if pass_memory.mixes_rows and wanted < num_examples:
-                if max_memory is not None:
-                    raise ValueError(
-                        "max_memory divides the inputs, but the output of an example depends on "
-                        "the others of its pass, as under attention between them; leave it out"
-                    )
-                return cls(WHOLE, 1)
         # Forward hooks may edit the weights in the passes of the prediction only.
         may_edit = has_hooks or pass_memory.edits_weights
         alone = cls(wanted, 1, may_edit)
@@ -282,12 +274,15 @@ def _cached_pass_memory(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            cache[kind] = _unmeasured(network, inputs)
+            found = _unmeasured(network, inputs)
+            if found is None:  # the fault may be of these values alone
+                return Unmeasured(takes_few=False)
+            cache[kind] = found
     return cache[kind]
 
 
-def _unmeasured(network: RandomNetwork, inputs: Inputs) -> Unmeasured:
-    """Run passes over a few examples, or one over all where the network takes no few."""
+def _unmeasured(network: RandomNetwork, inputs: Inputs) -> Unmeasured | None:
+    """Run a pass over a few examples, or over all; None if the network takes neither."""
     for count in (PROBE_SIZE, WHOLE):
         try:
             found = Unmeasured.of(network, inputs, count)
@@ -295,8 +290,8 @@ def _unmeasured(network: RandomNetwork, inputs: Inputs) -> Unmeasured:
             if is_out_of_memory(error):
                 raise
         else:
-            return found._replace(takes_few=found.takes_few and count != WHOLE)
-    return Unmeasured(takes_few=False)
+            return found._replace(takes_few=count != WHOLE)
+    return None
 
 
 def _measure_within(

@@ -201,10 +201,9 @@ class BayesianModule(RandomNetwork, Generic[P_co]):
             keep_samples: whether the result holds the prediction of every sample, which takes S
                 times the memory.
             batch_size: the number of examples in one forward pass; None chooses a fast one, or all
-                where the first examples alone have other outputs, as under attention between
-                examples, or are no inputs, as some nodes of a dense graph. With ``"all"`` the
-                inputs are not divided, and need not have one length: the nodes and the edges of a
-                graph.
+                where the network takes no few, such as some nodes of a dense graph. With ``"all"``
+                the inputs are not divided, and need not have one length: the nodes and the edges of
+                a graph.
             max_memory: the memory that the prediction may use, including its result: a number of
                 bytes, or text such as ``"64 MB"``. None only bounds the memory of a single pass.
             seed: a seed for other weight samples; None stands for the seed of the module.

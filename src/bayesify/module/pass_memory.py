@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.module.edited_inputs import copied
-from bayesify.module.inputs import WHOLE, Inputs, batches_of, check_output_rows, count_examples
+from bayesify.module.inputs import Inputs, batches_of, check_output_rows, count_examples
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, Stream
@@ -173,8 +172,6 @@ class PassMemory(NamedTuple):
         edits_weights: whether the network writes to its weights.
         carried: the attributes in which a pass leaves tensors, where the outputs of later passes
             with other weights depend on them.
-        mixes_rows: whether the output of an example depends on the others of its pass, as under
-            attention between them.
     """
 
     single: int
@@ -184,7 +181,6 @@ class PassMemory(NamedTuple):
     vectorises: bool
     edits_weights: bool = False
     carried: tuple[str, ...] = ()
-    mixes_rows: bool = False
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -242,25 +238,22 @@ class PassMemory(NamedTuple):
         weights = network.posterior.masked_mean.clone()
         undo, attributes = snapshot(network.net), ModuleAttributes(network.net)
 
-        edits_weights = is_quantised = False
+        edits_weights = False
 
         def measure(count: int) -> tuple[int, Tensor, bool]:
-            nonlocal edits_weights, is_quantised
+            nonlocal edits_weights
             args, kwargs = next(batches_of(inputs, count))
             # Copies, as a network may edit its inputs.
             args, kwargs = copied((args, kwargs))
             with MemoryTracker() as tracker, UnfusedAttention():
                 result = network.tensor_of(network.run_with(weights, *args, **kwargs))
             edits_weights |= weights.untyped_storage()._cdata in tracker.written
-            # Such layers take their scale from all rows of a pass, on purpose.
-            is_quantised |= any(each.startswith("quantized::") for each in tracker.operations)
             outputs = result.clone()
             del result
             return tracker.peak, outputs, tracker.vectorises
 
         try:
             one, outputs, vectorises = measure(1)
-            alone = outputs
             affordable = available // max(1, one)
             count = max(1, min(PROBE_SIZE, probe_size, count_examples(inputs), affordable))
             peak = one
@@ -270,18 +263,15 @@ class PassMemory(NamedTuple):
                 except Exception:
                     attributes.restore()  # what one example has left may not suit several
                     peak, outputs, vectorises = measure(count)
-            check_output_rows(outputs, count)
             carried = tuple(attributes.new_tensors())
             if carried and not _is_carried(network, inputs, count, undo, attributes):
                 carried = ()
-            mixes_rows = not (is_quantised or carried) and _are_mixed(
-                outputs, alone, lambda: measure(1)[1]
-            )
         except Exception:
             attributes.restore()
             raise
         finally:
             undo()
+        check_output_rows(outputs, count)
         per_example = (peak - one) / (count - 1) if count == PROBE_SIZE else peak / count
         pass_memory = cls(
             single=one,
@@ -291,7 +281,6 @@ class PassMemory(NamedTuple):
             vectorises=vectorises,
             edits_weights=edits_weights,
             carried=carried,
-            mixes_rows=mixes_rows,
         )
         return pass_memory, outputs
 
@@ -301,8 +290,7 @@ class Unmeasured(NamedTuple):
 
     Args:
         carried: as for :class:`PassMemory`.
-        takes_few: whether it takes a few examples, with the outputs that these have among others,
-            though not a single one, or its memory cannot be measured.
+        takes_few: whether it takes a few examples, though their memory cannot be measured.
     """
 
     carried: tuple[str, ...] = ()
@@ -315,26 +303,15 @@ class Unmeasured(NamedTuple):
         Args:
             network: the network, in evaluation mode.
             inputs: as for ``BayesianModule.predict``.
-            count: the number of examples in a pass; where these are not all of them, half as many
-                are run too.
+            count: the number of examples in a pass.
         """
         undo, attributes = snapshot(network.net), ModuleAttributes(network.net)
-
-        def outputs(count: int) -> Tensor:
-            args, kwargs = copied(next(batches_of(inputs, count)))
-            weights = network.posterior.masked_mean.clone()
-            return network.tensor_of(network.run_with(weights, *args, **kwargs)).clone()
-
         try:
-            found = outputs(count)
+            args, kwargs = copied(next(batches_of(inputs, count)))
+            network.run_with(network.posterior.masked_mean.clone(), *args, **kwargs)
             carried = tuple(attributes.new_tensors())
             is_carried = bool(carried) and _is_carried(network, inputs, count, undo, attributes)
-            takes_few = (
-                is_carried
-                or count == WHOLE
-                or not _are_mixed(found, outputs(count // 2), lambda: outputs(count // 2))
-            )
-            return cls(carried if is_carried else (), takes_few)
+            return cls(carried if is_carried else ())
         finally:
             undo()
             attributes.restore()
@@ -382,23 +359,3 @@ def _are_equal(some: Tensor, others: Tensor) -> bool:
     return some.shape == others.shape and torch.allclose(
         some, others, rtol=1e-4, atol=0.0, equal_nan=True
     )
-
-
-def _are_mixed(outputs: Tensor, fewer: Tensor, again: Callable[[], Tensor]) -> bool:
-    """Return whether the first examples have other outputs among more of them.
-
-    Args:
-        outputs: of a pass over some examples.
-        fewer: of a pass over the first of them.
-        again: runs the latter anew; a network that is random then has other outputs.
-    """
-    return not _are_alike(fewer, outputs[: len(fewer)]) and _are_alike(fewer, again())
-
-
-def _are_alike(some: Tensor, others: Tensor) -> bool:
-    """Return whether outputs are equal but for rounding, of passes with kernels of their own."""
-    is_number = some.is_floating_point() or some.is_complex()
-    if not is_number or some.shape != others.shape or not some.numel():
-        return True  # they cannot be compared
-    tolerance = math.sqrt(torch.finfo(some.dtype).eps) * float(some.abs().max())
-    return not bool(((some - others).abs() > tolerance).any())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -162,15 +163,21 @@ def shrink(
 
 
 def _bake_parametrizations(net: nn.Module) -> None:
-    """Give layers the weights themselves that they compute, as by weight norm or a rank one."""
+    """Give layers the weights themselves that they compute, as by weight norm or a rank one.
+
+    Not where another module holds what they compute it from, which would be stored twice.
+    """
+    holders = Counter(
+        id(each) for module in net.modules() for each in module.parameters(recurse=False)
+    )
     for module in net.modules():
         if not parametrize.is_parametrized(module):
             continue
         kind = parametrize.type_before_parametrizations(module)
-        if kind not in LAYERS and kind not in PER_UNIT:
-            continue
         computed = module.parametrizations
         assert isinstance(computed, nn.ModuleDict)
+        if kind not in LAYERS or any(holders[id(each)] > 1 for each in computed.parameters()):
+            continue
         trained = any(each.requires_grad for each in computed.parameters())
         # Not remove_parametrizations, which edits parameters that another network may share.
         values = {name: getattr(module, name).detach().clone() for name in computed}
