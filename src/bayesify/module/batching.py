@@ -166,7 +166,7 @@ class Batching(NamedTuple):
         elif has_hooks:
             return unmeasured
         else:
-            pass_memory = _cached_pass_memory(network, inputs, cache)
+            pass_memory = _cached_pass_memory(network, inputs, cache, wanted or WHOLE)
         if num_samples > 1:
             _check_carried(pass_memory, cache)
         if isinstance(pass_memory, Unmeasured):
@@ -263,7 +263,7 @@ def kind_of_pass(network: RandomNetwork, inputs: Inputs) -> object:
 
 
 def _cached_pass_memory(
-    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache
+    network: RandomNetwork, inputs: Inputs, cache: PassMemoryCache, most: int
 ) -> PassMemory | Unmeasured:
     kind = kind_of_pass(network, inputs), min(PROBE_SIZE, count_examples(inputs))
     if kind not in cache:
@@ -274,23 +274,23 @@ def _cached_pass_memory(
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            found = _unmeasured(network, inputs)
+            found = _unmeasured(network, inputs, most)
             if found is None:  # the fault may be of these values alone
                 return Unmeasured(takes_few=False)
             cache[kind] = found
     return cache[kind]
 
 
-def _unmeasured(network: RandomNetwork, inputs: Inputs) -> Unmeasured | None:
-    """Run a pass over a few examples, or over all; None if the network takes neither."""
-    for count in (PROBE_SIZE, WHOLE):
+def _unmeasured(network: RandomNetwork, inputs: Inputs, most: int) -> Unmeasured | None:
+    """Run a pass over a few examples, or over ``most``; None if the network takes neither."""
+    for count in (PROBE_SIZE, most):
         try:
             found = Unmeasured.of(network, inputs, count)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
         else:
-            return found._replace(takes_few=count != WHOLE)
+            return found._replace(takes_few=count == PROBE_SIZE)
     return None
 
 
