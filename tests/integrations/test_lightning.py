@@ -326,7 +326,7 @@ def test_the_rate_of_the_default_optimizer_is_given_or_found(tmp_path: Path) -> 
     runs.fit(module, loader())
     assert runs.optimizers[0].param_groups[0]["lr"] == module.lr
     with pytest.raises(ValueError, match="lr is the rate of the default optimiser; leave it out"):
-        ELBOModule(objective(), lr=0.1, optimizer=SGD).configure_optimizers()
+        ELBOModule(objective(), lr=0.1, optimizer=SGD)
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -336,6 +336,10 @@ def test_wrong_arguments_are_refused() -> None:
         ELBOModule(objective(), val_samples=-1)
     with pytest.raises(TypeError, match=r"val_samples must be a whole number, got 2\.5"):
         ELBOModule(objective(), val_samples=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lr must be positive and finite, got -1\.0"):
+        ELBOModule(objective(), lr=-1.0)
+    with pytest.raises(ValueError, match="rho_lr_scale must be positive and finite, got 0"):
+        ELBOModule(objective(), rho_lr_scale=0.0)
 
 
 @pytest.mark.parametrize("samples", [0, 3])

@@ -92,6 +92,21 @@ def test_layers_that_compute_their_weights_become_plain_and_smaller(kind: str) -
     check_same_outputs(before, small, x, tolerance=1e-6)
 
 
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2.0 * weight
+
+
+def test_a_weight_that_is_computed_from_one_of_another_layer_is_stored_once() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    net[2].weight = net[0].weight
+    nn.utils.parametrize.register_parametrization(net[2], "weight", Doubled())
+    x = normals(5, 6).float()
+    small = shrink(net, x)
+    assert size(small) == size(net)
+    check_same_outputs(net, small, x, tolerance=0.0)
+
+
 def no_borders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(unit_flow, "sees_borders", lambda _: False)
 

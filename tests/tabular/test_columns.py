@@ -211,7 +211,7 @@ def test_the_value_of_a_date_does_not_depend_on_the_other_cells() -> None:
     assert alone[1] == pytest.approx(19723.0 + 36000.1234567 / 86400.0, abs=1e-10)
 
 
-@pytest.mark.parametrize("day", ["%m/%d/%Y", "%d-%b-%y", "%B %d, %Y"])
+@pytest.mark.parametrize("day", ["%m/%d/%Y", "%d-%b-%y", "%B %d, %Y", "%Y-%m-%d"])
 @pytest.mark.parametrize("clock", ["", " %I:%M %p", " %I:%M:%S %p", " %H:%M"])
 def test_dates_of_many_forms_are_read(day: str, clock: str) -> None:
     times = pd.date_range("2021-01-01 00:05", periods=60, freq="9h37min")
@@ -261,8 +261,8 @@ def test_a_column_of_which_most_are_numbers_is_told_what_the_others_are() -> Non
     scan = scanned(limits)
     assert scan.column().kind == "category"
     assert scan.remarks == [
-        "column: 24 of its 30 cells are numbers: write cells such as '<0.1' as numbers too; they "
-        "were taken for categories"
+        "column: 24 of its 30 cells are numbers: write cells such as '<0.1' as numbers too if all "
+        "should be; they were taken for categories"
     ]
     # Codes with letters are none, nor are a few levels.
     for codes in (["A1", "B2", "7"] * 10, ["1", "2", "3", "other"] * 8):

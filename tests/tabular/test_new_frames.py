@@ -13,6 +13,8 @@ import pytest
 
 from bayesify.sklearn import BayesianMLPRegressor
 from bayesify.tabular import TableWarning
+from bayesify.tabular.columns import CategoryColumn
+from bayesify.tabular.drift import levels_of_cells
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*converged")
 
@@ -149,6 +151,12 @@ def test_a_level_in_another_case_is_read_although_training_has_one_that_is_miswr
     unknown = model.predict(pd.DataFrame({"x": ["Pau"]}))[0]
     # Which of two frequent levels is meant nobody knows.
     np.testing.assert_allclose(found, [*expected[:2], unknown, expected[3]], rtol=1e-12)
+
+
+def test_of_levels_that_differ_in_case_the_one_that_is_not_rare_is_meant() -> None:
+    column = CategoryColumn(name="city", levels=("Rome", "Oslo", "OSLO", "bern", "Bern"), kept=2)
+    cells = np.array(["oslo", "OSLO", "Oslo", " rome", "BERN", "bern"], dtype=object)
+    assert levels_of_cells(column, cells).tolist() == [1.0, 2.0, 1.0, 0.0, np.inf, 3.0]
 
 
 def test_a_letter_and_its_accent_may_be_one_character_or_two() -> None:

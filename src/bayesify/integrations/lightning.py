@@ -17,7 +17,12 @@ from bayesify.training.checks import check_counts
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.minibatches import num_batches_of, pair_of
-from bayesify.training.optimizers import OptimizerFactory, make_optimizer
+from bayesify.training.optimizers import (
+    OptimizerFactory,
+    check_lr,
+    check_rho_lr_scale,
+    make_optimizer,
+)
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, check_scaled_rate
 
 try:
@@ -57,7 +62,7 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
             mean weights.
 
     Raises:
-        TypeError: ``elbo`` is not an ELBO.
+        TypeError: ``elbo`` is not an ELBO, or a rate no number.
         ValueError: an argument is out of its range, or, when training starts, ``num_data`` is not
             the number of training examples, ``num_batches`` not that of minibatches, or a schedule
             has no last step.
@@ -91,6 +96,8 @@ class ELBOModule(LightningModule):  # type: ignore[misc]
                 f"elbo must be an ELBO, got {type(elbo).__name__}; pass ELBO(bnn, num_data=N)"
             )
         val_samples = whole_number("val_samples", val_samples, 0)
+        check_lr(lr, optimizer)
+        check_rho_lr_scale(rho_lr_scale)
         self.elbo = elbo
         self.lr = lr
         self._optimizer, self._scheduler = optimizer, scheduler

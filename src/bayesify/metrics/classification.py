@@ -132,8 +132,11 @@ def classification_metrics(
                 f"{tuple(log_probs.shape[:-1])}, got {tuple(mean_probs.shape)} and "
                 f"{tuple(targets.shape)}"
             )
-        counts = torch.ones_like(targets) > 0 if ignore_index is None else targets != ignore_index
-        log_probs, mean_probs, targets = log_probs[counts], mean_probs[counts], targets[counts]
+        log_probs, mean_probs = log_probs.flatten(0, -2), mean_probs.flatten(0, -2)
+        targets = targets.flatten()
+        if ignore_index is not None:
+            counts = targets != ignore_index
+            log_probs, mean_probs, targets = log_probs[counts], mean_probs[counts], targets[counts]
     else:
         raise TypeError(
             "classification metrics need a CategoricalPredictive, from a network with "

@@ -98,7 +98,7 @@ def shrink(
     convolutions, batch normalisation, activations, arithmetic, pooling, flattening and
     concatenation; units that another operation uses are kept. The classes of layers and the names
     of parameters stay as they are, but for layers with parametrizations, which become plain ones
-    with the weights that they compute.
+    with the weights that they compute, unless another module holds what these are computed from.
 
     Args:
         bnn: a pruned network, whose mean weights are used, or an ordinary network with weights

@@ -348,6 +348,19 @@ def smallest_sets(probabilities: Tensor, level: float) -> Tensor:
     return (before < level - _rounding(probabilities)) | (before == 0.0)
 
 
+def whole_ends(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest count within each interval, both from 0.
+
+    An interval that holds no count gets the one below it.
+
+    Example:
+        >>> whole_ends(torch.tensor([-0.4, 1.2, 2.1]), torch.tensor([0.9, 3.0, 2.6]))
+        (tensor([0., 2., 2.]), tensor([0., 3., 2.]))
+    """
+    upper = upper.clamp_min(0.0).floor()
+    return lower.clamp_min(0.0).ceil().minimum(upper), upper
+
+
 def _rounding(numbers: Tensor) -> float:
     """Return a bound on the rounding by which equal scores differ, as of one row in two batches.
 
@@ -424,16 +437,3 @@ def _check_std(mean: Tensor, std: Tensor) -> None:
     _check_finite("std", std)
     if not bool((std > 0.0).all()):
         raise ValueError(f"std must be positive, got {float(std.min()):g}")
-
-
-def whole_ends(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest count within each interval, both from 0.
-
-    An interval that holds no count gets the one below it.
-
-    Example:
-        >>> whole_ends(torch.tensor([-0.4, 1.2, 2.1]), torch.tensor([0.9, 3.0, 2.6]))
-        (tensor([0., 2., 2.]), tensor([0., 3., 2.]))
-    """
-    upper = upper.clamp_min(0.0).floor()
-    return lower.clamp_min(0.0).ceil().minimum(upper), upper

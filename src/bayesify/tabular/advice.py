@@ -89,7 +89,7 @@ def repeats_of(columns: Iterable[Floats]) -> list[str]:
         hashes = hashes * np.uint64(1_000_003) + pd.util.hash_array(column + 0.0)
     _, counts = np.unique(hashes, return_counts=True)
     repeats = _repeats(counts.astype(np.float64)) if len(counts) else ""
-    mend = "and rows that are held out are among those of training too; keep each row once"
+    mend = "and any rows held out are among those of training too; keep each row once"
     return [f"{repeats}, {mend}"] if repeats else []
 
 

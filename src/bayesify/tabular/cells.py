@@ -72,8 +72,11 @@ _DAYS = (
     "%m/%d/%y",
 )
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-DATE_FORMATS = tuple(
-    day + time for day in _DAYS for time in (("",) if day == "ISO8601" else _TIMES)
+DATE_FORMATS = (
+    *(day + time for day in _DAYS for time in (("",) if day == "ISO8601" else _TIMES)),
+    # ISO 8601 has clocks of 24 hours only.
+    "%Y-%m-%d %I:%M %p",
+    "%Y-%m-%d %I:%M:%S %p",
 )
 
 

@@ -215,7 +215,9 @@ class ColumnScan:
             self.all_different
             or (len(self.texts) > FEW_LEVELS and len(self.texts) > 0.5 * self.count)
         ):
-            return self._mixed() or (
+            if mixed := self._mixed():
+                return f"it identifies rows or is free text, although {mixed} if all should be"
+            return (
                 "it identifies rows or is free text: almost every row has a text of its own; "
                 "--text with --encoder reads texts"
             )
@@ -261,7 +263,7 @@ class ColumnScan:
         if amounts := self._amounts():
             self.remarks.append(f"{name}: {amounts}; they were taken for categories")
         elif len(self.texts) > _FEW_VALUES and (mixed := self._mixed()):
-            self.remarks.append(f"{name}: {mixed}; they were taken for categories")
+            self.remarks.append(f"{name}: {mixed} if all should be; they were taken for categories")
         levels = sorted(self.texts, key=lambda text: (-self.texts[text], text))
         repeated = sum(self.texts[level] > 1 for level in levels)
         kept = len(levels) if len(levels) <= 2 else max(1, min(MOST_LEVELS, repeated))
@@ -302,11 +304,11 @@ class ColumnScan:
 
     def _mixed(self, least: float = 0.5) -> str:
         """Return what to do if so many of the cells, and not all, are numbers, else ""."""
-        if self._numbers < least * self.count or self.other_text is None:
+        if self._numbers < least * self.count or (other := self.other_text) is None:
             return ""
         return (
             f"{self._numbers:,} of its {self.count:,} cells are numbers: write cells such as "
-            f"{_shown(self.other_text)} as numbers too"
+            f"{_shown(other)} as numbers too"
         )
 
     def _remark(self, count: int, what: str) -> None:

@@ -388,7 +388,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP[NumericPredictive]):  # t
             method: ``"bayes"``, equal tails of the full predictive distribution, with noise and
                 uncertainty of the weights; or ``"conformal"``, mean and standard deviation with
                 the factor that :meth:`calibrate` found, whose coverage is guaranteed: of a
-                censored target that of the recorded number.
+                censored target that of the recorded number. Ends of counts are whole.
 
         Raises:
             ValueError: ``level`` is not strictly between 0 and 1, there is no such method, or the

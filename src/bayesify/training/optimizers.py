@@ -20,6 +20,7 @@ __all__ = [
     "OptimizerFactory",
     "check_decay",
     "check_holds",
+    "check_lr",
     "check_rho_lr_scale",
     "check_takes_steps",
     "group_of",
@@ -120,16 +121,7 @@ def make_optimizer(
             "optimizer must be a torch.optim.Optimizer or a function of parameter groups such as "
             f"functools.partial(torch.optim.Adam, lr=1e-3), got {optimizer!r}"
         )
-    if lr is not None:
-        if optimizer is not None:
-            raise ValueError(
-                "lr is the rate of the default optimiser; leave it out, or give the rate to the "
-                "optimizer, as in functools.partial(torch.optim.SGD, lr=0.1)"
-            )
-        if not isinstance(lr, Real):
-            raise TypeError(f"lr must be a number, got {lr!r}")
-        if not (lr > 0.0 and math.isfinite(lr)):
-            raise ValueError(f"lr must be positive and finite, got {lr}")
+    check_lr(lr, optimizer)
     if isinstance(optimizer, Optimizer):
         check_holds(elbo, optimizer)
         if rho_lr_scale != 1.0:
@@ -160,6 +152,31 @@ def make_optimizer(
         # Not in place: a rate that is a tensor may be that of all groups.
         group[0]["lr"] = group[0]["lr"] * float(rho_lr_scale)
     return made
+
+
+def check_lr(lr: Any, optimizer: object = None) -> None:
+    """Raise TypeError or ValueError unless the rate of the default optimiser is positive and finite.
+
+    Args:
+        lr: the rate; None leaves it to the optimiser.
+        optimizer: one that was given besides, which has a rate of its own.
+
+    Example:
+        >>> check_lr(-0.1)
+        Traceback (most recent call last):
+        ValueError: lr must be positive and finite, got -0.1
+    """
+    if lr is None:
+        return
+    if optimizer is not None:
+        raise ValueError(
+            "lr is the rate of the default optimiser; leave it out, or give the rate to the "
+            "optimizer, as in functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+    if not isinstance(lr, Real):
+        raise TypeError(f"lr must be a number, got {lr!r}")
+    if not 0.0 < float(lr) < math.inf:
+        raise ValueError(f"lr must be positive and finite, got {lr}")
 
 
 def check_rho_lr_scale(scale: Any) -> None:

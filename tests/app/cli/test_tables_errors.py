@@ -59,7 +59,7 @@ BAD_TABLES: dict[str, tuple[bytes | str, str]] = {
     ),
     "limits of a laboratory": (
         "x,y\n" + "".join(f"<0.5,{i}\n{i}.75,{i}.5\n{i}.5,{i}.6\n" for i in range(40)),
-        "(x: 80 of its 120 cells are numbers: write cells such as '<0.5' as numbers too)",
+        "although 80 of its 120 cells are numbers: write cells such as '<0.5' as numbers too if",
     ),
     "amounts of which one occurs twice": (
         "x,y\n0.1,(7)\n0.2,(7)\n" + "".join(f"{i * 0.5},{i}\n{i},({i})\n" for i in range(9, 50)),

@@ -115,6 +115,7 @@ REWRITTEN: dict[str, tuple[Callable[[Table], Table], bool]] = {
     "names of months": (day("%d %b %Y"), True),
     "times after dates": (day("%d/%m/%Y 00:00"), True),
     "a clock of twelve hours": (day("%d/%m/%Y 12:00 AM"), True),
+    "iso dates and twelve hours": (day("%Y-%m-%d 12:00 AM"), True),
     "names of months and short years": (day("%d-%b-%y"), True),
     "dates without signs": (day("%Y%m%d"), False),
     "days of a spreadsheet": (

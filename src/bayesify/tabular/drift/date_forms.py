@@ -11,7 +11,7 @@ __all__ = ["FORMS", "date_words", "is_sure", "order", "reordered"]
 
 def order(form: str) -> str:
     """Return the order of day, month and a year of two digits; "" for ISO and names of months."""
-    if form == "ISO8601" or "%Y/" in form or "%b" in form or "%B" in form:
+    if form == "ISO8601" or form.startswith("%Y") or "%b" in form or "%B" in form:
         return ""
     return "".join(letter for letter in form[:8] if letter in "dmy")
 

@@ -49,7 +49,8 @@ def words_reading(column: Column, cells: ColumnCells) -> Reading | None:
 class _Folded(CategoryColumn):
     """Levels in whatever case and with whatever blanks they are written.
 
-    Where levels differ in these only, others are read as the one of them that is not rare.
+    Where levels differ in these only, other cells are read as the one of them that is not rare; if
+    several are not, nobody knows which is meant.
     """
 
     def _parse(self, texts: Texts) -> Floats:
