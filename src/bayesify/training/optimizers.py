@@ -155,7 +155,7 @@ def make_optimizer(
 
 
 def check_lr(lr: Any, optimizer: object = None) -> None:
-    """Raise TypeError or ValueError unless the rate of the default optimiser is positive and finite.
+    """Raise TypeError or ValueError unless a rate of the default optimiser is positive and finite.
 
     Args:
         lr: the rate; None leaves it to the optimiser.
