@@ -76,8 +76,8 @@ def test_a_small_group_has_the_std_that_was_given() -> None:
 
 def test_by_default_a_group_below_100_weights_is_small() -> None:
     default = EmpiricalGaussian()
-    assert default.for_group(99) == Gaussian(1.0)
-    assert default.for_group(100) == EmpiricalGaussian(per_parameter=False)
+    assert default.for_parameter((99,)) == Gaussian(1.0)
+    assert default.for_parameter((10, 10)) == EmpiricalGaussian(per_parameter=False)
 
 
 def profiled(q: MeanFieldGaussian, prior_mean: Tensor | None = None) -> tuple[float, float]:

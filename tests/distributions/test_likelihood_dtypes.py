@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesify import (
+    BernoulliLikelihood,
+    CategoricalLikelihood,
     CensoredGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
@@ -44,10 +46,25 @@ def test_learned_parameters_are_in_float32_at_least(likelihood: Callable[[], nn.
         torch.set_default_dtype(torch.float32)
 
 
-def test_complex_outputs_are_named() -> None:
-    outputs = torch.zeros(2, 3, 1, dtype=torch.complex64)
-    with pytest.raises(ValueError, match="outputs must be real numbers, as GaussianLikel"):
-        log_probs_of(GaussianLikelihood(), outputs, torch.zeros(3, 1))
+@pytest.mark.parametrize(
+    ("likelihood", "width", "targets"),
+    [
+        (GaussianLikelihood(), 1, torch.zeros(3, 1)),
+        (StudentTLikelihood(), 1, torch.zeros(3, 1)),
+        (CategoricalLikelihood(), 2, torch.zeros(3, dtype=torch.long)),
+        (BernoulliLikelihood(), 1, torch.zeros(3, 1)),
+        (PoissonLikelihood(), 1, torch.zeros(3, 1)),
+        (NegativeBinomialLikelihood(), 1, torch.zeros(3, 1)),
+        (OrdinalLikelihood(3), 1, torch.zeros(3, dtype=torch.long)),
+        (CensoredGaussianLikelihood(std=1.0), 1, torch.zeros(3, 1, 2)),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Likelihood) else "",
+)
+def test_complex_outputs_are_named(likelihood: Likelihood, width: int, targets: Tensor) -> None:
+    outputs = torch.zeros(2, 3, width, dtype=torch.complex64)
+    name = type(likelihood).__name__
+    with pytest.raises(ValueError, match=f"outputs must be real numbers, as {name} has no"):
+        log_probs_of(likelihood, outputs, targets)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])

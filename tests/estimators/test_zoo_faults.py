@@ -216,7 +216,7 @@ def time_taken_for_data(patch: pytest.MonkeyPatch) -> None:
 
 def modes_not_told_apart(patch: pytest.MonkeyPatch) -> None:
     """What was seen in one mode is taken to hold in the other."""
-    patch.setattr("bayesify.estimators.tracing._kind_of_pass", lambda *_: "any")
+    patch.setattr("bayesify.estimators.tracing._trace_key", lambda *_: "any")
 
 
 Law = Callable[[Specimen, Estimator], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -184,3 +185,20 @@ def test_a_network_is_copied_between_the_passes_of_another_thread(
     finally:
         stop.set()
         thread.join()
+
+
+def test_networks_of_their_own_run_at_the_same_time() -> None:
+    """What they share, the memory of passes with one seed, may change while it is read."""
+    interval = sys.getswitchinterval()
+
+    def call(number: int) -> None:
+        bnn = bf.BayesianModule(nn.Linear(1, 1), seed=9_000 + number)
+        for _ in range(1000):
+            bnn(torch.zeros(1, 1))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
+    finally:
+        sys.setswitchinterval(interval)

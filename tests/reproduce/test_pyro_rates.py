@@ -108,7 +108,7 @@ def test_other_priors_read_the_std_too(p: Prior) -> None:
     """As of the ordinary posterior with the same moments."""
     q = posterior()
     same = MeanFieldGaussian(q.mean.detach(), q.std.detach())
-    p = p.for_group(17) if isinstance(p, EmpiricalGaussian) else p
+    p = p.for_parameter((17,)) if isinstance(p, EmpiricalGaussian) else p
     torch.testing.assert_close(kl_divergence(q, p, method="closed"), kl_divergence(same, p))
     small = EmpiricalGaussian(99, per_parameter=False)
     torch.testing.assert_close(kl_divergence(q, small), kl_divergence(same, small))

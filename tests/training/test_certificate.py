@@ -428,3 +428,20 @@ def test_logits_that_are_no_numbers_are_no_votes(net: nn.Module) -> None:
     x[::2, 1] = math.nan
     with pytest.raises(ValueError, match=r"got NaN for \d+ of \d+ examples"):
         bf.certify(at_prior(net), x, torch.zeros(40).long(), prior_indices=())
+
+
+@pytest.mark.parametrize("count", [20, 21])
+def test_a_network_may_fail_on_a_single_example(count: int) -> None:
+    class Squeezed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze()
+
+    bnn = at_prior(Squeezed(3, 2))
+    found = bf.certify(
+        bnn,
+        torch.randn(count, 3),
+        torch.zeros(count, dtype=torch.long),
+        prior_indices=(),
+        num_samples=2048,
+    )
+    assert found.num_examples == count

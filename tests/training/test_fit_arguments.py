@@ -38,6 +38,7 @@ from bayesify import (
     IVON,
     BayesianModule,
     Delta,
+    Flipout,
     Gaussian,
     PACBayesObjective,
     PruningSchedule,
@@ -475,3 +476,24 @@ def test_what_is_frozen_as_a_whole_cannot_be_trained() -> None:
         elbo.requires_grad_(False)
         with pytest.raises(ValueError, match="must be parameters to train, but all"):
             fit(elbo, loader(), progress=False)
+
+
+@loop_over("wrong", [{"rho_lr_scale": 2.0, "optimizer": flat_sgd}, {}])
+def test_a_refused_run_leaves_the_network_as_it_was(wrong: Any, tmp_path: Path) -> None:
+    """Its mask and its estimator too."""
+    fit(Recorder(CASE.bnn()), loader(), epochs=1, checkpoint_dir=tmp_path, progress=False)
+    bnn = CASE.bnn()
+    before = bnn.estimator
+    with pytest.raises((ValueError, FileExistsError)):
+        fit(
+            Recorder(bnn),
+            loader(),
+            epochs=2,
+            checkpoint_dir=tmp_path,
+            pruning=PruningSchedule(0.5, from_epoch=0, until_epoch=1),
+            estimator=Flipout(),
+            progress=False,
+            **wrong,
+        )
+    assert bnn.posterior.mask is None
+    assert bnn.estimator is before

@@ -25,6 +25,7 @@ from bayesify import (
     Delta,
     Gaussian,
     LocalReparameterization,
+    LowRankGaussian,
     MatrixGaussian,
     PACBayesObjective,
     PruningSchedule,
@@ -427,3 +428,22 @@ def test_the_order_of_two_networks_is_their_own_snr() -> None:
     schedule.prune(bnn, SGD(bnn.parameters(), lr=0.1), step=3, batches=3)
     assert bnn.posterior.mask is not None
     assert bnn.posterior.mask.tolist() == [True] * 12 + [False] * 4
+
+
+def test_the_factor_of_pruned_weights_has_no_momentum() -> None:
+    """Of a low-rank posterior the averages of whole rows are forgotten."""
+    elbo = ELBO(BayesianModule(nn.Linear(4, 3), posterior=LowRankGaussian(2)), num_data=N)
+    optimizer = Adam(elbo.parameters(), lr=0.1)
+    elbo(torch.randn(5, 4), torch.zeros(5, dtype=torch.long)).loss.backward()
+    optimizer.step()
+    posterior = elbo.bnn.posterior
+    [factor] = [p for p in posterior.parameters() if p.dim() == 2 and p.shape[1] == 2]
+    PruningSchedule(0.5, from_epoch=0, until_epoch=1).prune(elbo.bnn, optimizer, 1, 1)
+    assert posterior.mask is not None
+    gone = ~posterior.mask
+    assert gone.any()
+    average = optimizer.state[factor]["exp_avg"]
+    assert not average[gone].any()
+    assert average[~gone].any()
+    assert factor.grad is not None
+    assert not factor.grad[gone].any()

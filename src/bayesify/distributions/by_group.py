@@ -158,15 +158,11 @@ class EmpiricalGaussian(Prior):
         """Return the priors of one group per parameter, or of one group of all weights."""
         return ByGroup({"*": self}).for_layout(layout)
 
-    def for_group(self, num_weights: int) -> Prior:
-        """Return the prior of a single group of ``num_weights`` weights."""
-        if num_weights < self.min_size:
-            return Gaussian(self.small_std)
-        return replace(self, per_parameter=False)
-
     def for_parameter(self, shape: Sequence[int]) -> Prior:
         """Return the prior of a parameter that is one group."""
-        return self.for_group(math.prod(shape))
+        if math.prod(shape) < self.min_size:
+            return Gaussian(self.small_std)
+        return replace(self, per_parameter=False)
 
     @property
     def is_learned(self) -> bool:

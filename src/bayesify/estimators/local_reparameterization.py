@@ -16,7 +16,7 @@ from bayesify.estimators.moments import ParameterMoments, output_moments, std_of
 from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.per_example import PassState, PerExampleEstimator
 
-__all__ = ["LocalReparameterization", "output_moments"]
+__all__ = ["LocalReparameterization"]
 
 
 @dataclass(frozen=True)

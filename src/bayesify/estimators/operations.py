@@ -116,7 +116,7 @@ class LinearOperation:
         linear = self.function is F.linear
         # F.linear also accepts a vector as weight, and a convolution one example without its axis.
         weight_dim = self._matrix(self.weight).dim()
-        has_rows = len(shape) >= 2 == weight_dim if linear else len(shape) == weight_dim
+        has_rows = len(shape) >= 2 and weight_dim == 2 if linear else len(shape) == weight_dim
         # A single number may be the bias of all outputs, which then share its noise.
         shared = of_bias and self.bias is not None and self.bias.numel() < self.num_outputs(outputs)
         if batch_size is None or not has_rows or shared or shape[0] % batch_size:

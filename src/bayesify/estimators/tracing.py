@@ -17,6 +17,7 @@ from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.operations import LinearOperation
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.estimators.uncompiled import run_uncompiled
+from bayesify.noise.keys import kept_generators
 
 __all__ = ["ParameterUses", "TraceCache", "minibatch_size", "trace"]
 
@@ -63,14 +64,15 @@ class TraceCache:
         """Return the uses of each parameter in a pass with inputs of this kind.
 
         Args:
-            net: the network; its buffers and attributes are restored after tracing.
+            net: the network; its buffers and attributes are restored after tracing, and so are
+                the global generators of torch, Python and NumPy.
             forward: the forward pass, ``forward(tensors, *args, **kwargs)``.
             tensors: returns one tensor for each parameter, by its first name.
             args: positional inputs.
             kwargs: keyword inputs.
             compiled: as for :func:`trace`.
         """
-        inputs = compiled, _kind_of_pass(net, args, kwargs)
+        inputs = compiled, _trace_key(net, args, kwargs)
         kind = inputs, self._known(inputs, _numbers(args, kwargs))
         if kind not in self._by_kind:
             undo, attributes = snapshot(net), ModuleAttributes(net)
@@ -80,7 +82,8 @@ class TraceCache:
                 return forward(*given, **named)
 
             try:
-                self._by_kind[kind] = trace(alone, tensors(), args, kwargs, compiled=compiled)
+                with kept_generators():
+                    self._by_kind[kind] = trace(alone, tensors(), args, kwargs, compiled=compiled)
             finally:
                 undo()
                 attributes.restore()
@@ -101,7 +104,7 @@ class TraceCache:
             self.last[name] += (ParameterUse(function),)
 
 
-def _kind_of_pass(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+def _trace_key(net: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
     """Return a key of all that the uses may depend on, except the size of the minibatch."""
     # Whether a custom autograd function is a linear use depends on gradients being enabled.
     modes = torch.is_grad_enabled(), *(module.training for module in net.modules())

@@ -12,7 +12,7 @@ __all__ = ["MultiHead"]
 
 
 class MultiHead(nn.Module):
-    """A body that all tasks share, and a head for each task (Nguyen et al. 2018, section 4).
+    """A body that all tasks share, and a head for each task (Nguyen et al. 2018, section 3).
 
     Each example says which head answers, so that one minibatch may hold several tasks. The other
     heads have no gradient from it.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import Stream, derived_seed, seeded_initialization
 
 __all__ = ["lenet5", "mlp", "resnet8", "resnet20"]
 
@@ -82,7 +81,7 @@ def lenet5(
         torch.Size([5, 10])
     """
     drop_input, drop_hidden = dropout or (0.0, 0.0)
-    with _seeded(seed):
+    with seeded_initialization(seed):
         layers: list[nn.Module] = [nn.Dropout(drop_input)] if drop_input else []
         layers += [nn.Unflatten(-1, (1, 28, 28))]
         layers += [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -109,7 +108,7 @@ def resnet20(*, num_classes: int = 10, seed: int = 0) -> nn.Sequential:
         >>> net(torch.zeros(5, 3, 32, 32)).shape, sum(p.numel() for p in net.parameters())
         (torch.Size([5, 10]), 269722)
     """
-    with _seeded(seed):
+    with seeded_initialization(seed):
         return nn.Sequential(*_residual_layers(3, 3, num_classes))
 
 
@@ -128,7 +127,7 @@ def resnet8(image_shape: Sequence[int], num_classes: int, *, seed: int = 0) -> n
         >>> net(torch.zeros(5, 784)).shape, sum(p.numel() for p in net.parameters())
         (torch.Size([5, 10]), 75002)
     """
-    with _seeded(seed):
+    with seeded_initialization(seed):
         layers = _residual_layers(image_shape[0], 1, num_classes)
         return nn.Sequential(nn.Unflatten(-1, tuple(image_shape)), *layers)
 
@@ -173,13 +172,6 @@ def _conv3x3(width: int, channels: int, stride: int) -> nn.Conv2d:
     layer = nn.Conv2d(width, channels, 3, stride=stride, padding=1, bias=False)
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     return layer
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
-        yield
 
 
 def _initialise(

@@ -346,7 +346,7 @@ def _is_carried(
         return network.tensor_of(result).clone()
 
     first, alone = outputs(), []
-    for _ in "12":  # twice, since a network may be random
+    for _ in range(2):  # since a network may be random
         attributes.restore()
         alone.append(outputs())
     is_carried = _are_equal(*alone) and not _are_equal(first, alone[0])

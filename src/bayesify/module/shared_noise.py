@@ -47,7 +47,7 @@ def warn_of_shared_noise(network: nn.Module, seed: int, counter: int) -> None:
     turn with another one that ran since this network's own last pass.
     """
     since: list[_ForwardPass] = []
-    for earlier in reversed(_recent):
+    for earlier in list(_recent)[::-1]:  # a copy, since other threads append
         if earlier.seed == seed and earlier.network() is network:
             break
         since.append(earlier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -38,7 +38,9 @@ __all__ = [
     "process_count",
     "process_rank",
     "read_counter",
+    "saved_generators",
     "seed_global_generators",
+    "seeded_initialization",
 ]
 
 _MT_WORDS = 624
@@ -226,13 +228,58 @@ def kept_generators() -> Iterator[None]:
         >>> torch.equal(before[0], torch.get_rng_state()), before[1] == random.getstate()
         (True, True)
     """
-    python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    restore = saved_generators()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
+        yield
     finally:
+        restore()
+
+
+def saved_generators() -> Callable[[], None]:
+    """Save the states of these generators; return a function that restores them.
+
+    Example:
+        >>> restore = saved_generators()
+        >>> first = torch.rand(1), random.random()
+        >>> restore()
+        >>> first == (torch.rand(1), random.random())
+        True
+    """
+    python, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    own = torch.get_rng_state()
+    device = _accelerator()
+    others: list[Tensor] = []
+    has_several = hasattr(device, "get_rng_state_all")
+    if device is not None:
+        others = device.get_rng_state_all() if has_several else [device.get_rng_state()]
+
+    def restore() -> None:
         random.setstate(python)
         np.random.set_state(arrays)  # noqa: NPY002
+        torch.set_rng_state(own)
+        if device is not None and has_several:
+            device.set_rng_state_all(others)
+        elif device is not None:
+            device.set_rng_state(*others)
+
+    return restore
+
+
+@contextmanager
+def seeded_initialization(seed: int) -> Iterator[None]:
+    """Let modules that are made within draw their initial values as a function of a seed.
+
+    Example:
+        >>> values = []
+        >>> for _ in range(2):
+        ...     with seeded_initialization(3):
+        ...         values.append(torch.nn.Linear(1, 1).weight.item())
+        >>> values[0] == values[1]
+        True
+    """
+    with kept_generators():
+        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+        yield
 
 
 def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0) -> None:
@@ -256,12 +303,18 @@ def seed_global_generators(seed: int, stream: Stream, step: int, sample: int = 0
     np.random.seed(number % 2**32)  # noqa: NPY002
     # Not torch.manual_seed, which records its call stack for each type of device that is not there:
     # a sixth of the time of a step of a small network, and on a GPU more than the step.
-    # A build for an accelerator that is not there would queue each seed.
-    if torch.accelerator.is_available():
-        device: Any = torch.get_device_module(torch.accelerator.current_accelerator())
+    if (device := _accelerator()) is not None:
         seed_all = getattr(device, "manual_seed_all", device.manual_seed)
         seed_all(number)
     torch.default_generator.set_state(_state_of((seed, stream, step, sample, 0)))
+
+
+def _accelerator() -> Any:
+    """Return PyTorch's module of the accelerator that is there, or None."""
+    # A build for one that is not there would queue each seed.
+    if not torch.accelerator.is_available():
+        return None
+    return torch.get_device_module(torch.accelerator.current_accelerator())
 
 
 def read_counter(counter: Tensor) -> int | Tensor:

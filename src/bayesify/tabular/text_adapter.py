@@ -14,7 +14,7 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Gaussian, Prior
 from bayesify.estimators import Estimator
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import seeded_initialization
 from bayesify.tabular.files import TableError
 from bayesify.tabular.model import Noise, TableNet
 
@@ -147,8 +147,7 @@ def adapter_net(
         r=rank, lora_alpha=_ALPHA * rank, target_modules=layers, modules_to_save=["head"]
     )
     # peft draws initial values from torch's generator.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+    with seeded_initialization(seed):
         return get_peft_model(TextNet(encoder, size, texts, others, head), config)
 
 

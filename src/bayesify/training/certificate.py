@@ -350,7 +350,8 @@ def _check_mixes_no_examples(bnn: BayesianModule, inputs: Inputs, rows: Tensor, 
 
     def logits_in_pairs() -> Tensor:
         # Of two, since a network may fail on a batch of one, as for a standard deviation.
-        return torch.cat([logits(pair) for pair in rows[: 2 * _PAIRS].split(2)])
+        even = rows[: min(2 * _PAIRS, max(2, len(rows) // 2 * 2))]
+        return torch.cat([logits(pair) for pair in even.split(2)])
 
     together = logits(rows)
     _check_logits(together.unsqueeze(0), None)

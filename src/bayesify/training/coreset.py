@@ -20,7 +20,7 @@ CoresetMethod = Literal["random", "k-center"]
 def choose_coreset(
     inputs: Tensor, size: int, method: CoresetMethod = "random", *, seed: int = 0
 ) -> Tensor:
-    """Choose examples of a task to set aside (Nguyen et al. 2018, section 2.2).
+    """Choose examples of a task to set aside (Nguyen et al. 2018, section 2.1).
 
     The posterior is trained on the other examples of the task. Before predictions a copy of it is
     trained on the coresets of all tasks, see docs/continual-learning.md. An example must not be

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bayesify.estimators import Estimator
+from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import check_names, check_not_copied
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.agreement import begin_together, check_alike
@@ -189,35 +190,36 @@ def fit(
         run_callback = callback_of(callback, progress=False)
     division = Division(train_loader, processes, batches)
     begin_together(elbo, processes)
-    if pruning is not None:
-        pruning.begin(elbo, epochs, batches)
-    if estimator is not None:
-        elbo.bnn.estimator = estimator
-    made = make_optimizer(elbo, optimizer, rho_lr_scale, lr)
-    member = Member.prepared(
-        elbo,
-        made,
-        constant if scheduler is None else scheduler,
-        epochs,
-        batches,
-        warmup,
-        None if checkpoint_dir is None else Path(checkpoint_dir),
-        resume=resume,
-        rho_lr_scale=rho_lr_scale,
-        pruning=pruning,
-        frozen=checkpoint_frozen,
-        processes=processes,
-        accumulation=accumulation,
-    )
-    position = member.position
-    chosen = make_backend(
-        elbo,
-        made,
-        backend,
-        noise=position.noise,
-        processes=processes,
-        accumulation=accumulation,
-    )
+    with _unchanged_if_refused(elbo.bnn):
+        if pruning is not None:
+            pruning.begin(elbo, epochs, batches)
+        if estimator is not None:
+            elbo.bnn.estimator = estimator
+        made = make_optimizer(elbo, optimizer, rho_lr_scale, lr)
+        member = Member.prepared(
+            elbo,
+            made,
+            constant if scheduler is None else scheduler,
+            epochs,
+            batches,
+            warmup,
+            None if checkpoint_dir is None else Path(checkpoint_dir),
+            resume=resume,
+            rho_lr_scale=rho_lr_scale,
+            pruning=pruning,
+            frozen=checkpoint_frozen,
+            processes=processes,
+            accumulation=accumulation,
+        )
+        position = member.position
+        chosen = make_backend(
+            elbo,
+            made,
+            backend,
+            noise=position.noise,
+            processes=processes,
+            accumulation=accumulation,
+        )
     processes.check_equal(
         {"position": f"epoch {position.epoch}, minibatch {position.batch}"},
         "put checkpoint_dir where all processes see it",
@@ -286,6 +288,17 @@ def fit(
         description=lambda: chosen.description,
     ).run()
     return history
+
+
+@contextmanager
+def _unchanged_if_refused(bnn: BayesianModule) -> Iterator[None]:
+    """Give a network its mask and its estimator back where a run is refused before it begins."""
+    mask, estimator = bnn.posterior.mask, bnn.estimator
+    try:
+        yield
+    except BaseException:
+        bnn.posterior.mask, bnn.estimator = mask, estimator
+        raise
 
 
 def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:

@@ -194,5 +194,5 @@ def _forget_pruned(bnn: BayesianModule, optimizer: Optimizer) -> None:
     for name in posterior.names_by_weight():
         parameter = posterior.get_parameter(name)
         for value in (parameter.grad, *optimizer.state.get(parameter, {}).values()):
-            if isinstance(value, torch.Tensor) and value.shape == gone.shape:
-                value.masked_fill_(gone, 0.0)
+            if isinstance(value, torch.Tensor) and value.shape[:1] == gone.shape:
+                value[gone] = 0.0  # of a low-rank factor the rows

@@ -166,3 +166,21 @@ def test_a_layer_that_is_trained_later_is_recorded_anew() -> None:
         assert torch.equal(elbo.bnn.net[0].weight, before) == (number < 10)
     assert recorded == [False, True]
     assert torch.equal(net[0].weight, before)
+
+
+@pytest.mark.parametrize("form", ["f-quad", "f-lambda"])
+def test_a_factor_that_depends_on_its_own_step_is_not_recorded(form: Any) -> None:
+    """A PAC-Bayes objective weighs the KL by the loss of the step itself."""
+    factors = []
+    for make in (CompiledBackend, partial(GraphBackend, record=same_again)):
+        torch.manual_seed(0)
+        bnn = bf.BayesianModule(
+            nn.Linear(6, 5), prior=bf.Gaussian(0.1), prior_mean="initial", init_std=0.1, seed=3
+        )
+        objective = bf.PACBayesObjective(bnn, num_data=80, form=form)
+        backend = make(objective, torch.optim.SGD(objective.parameters(), lr=1e-2), compiled=False)
+        x, targets = torch.randn(16, 6), torch.arange(16) % 5
+        factors += [
+            backend.step(x, targets, batch_index=number % 5).kl_factor for number in range(12)
+        ]
+    assert factors[:12] == factors[12:]

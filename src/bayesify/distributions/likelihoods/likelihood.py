@@ -122,13 +122,19 @@ def log_probs_of(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Te
         >>> log_probs_of(GaussianLikelihood(std=1.0), outputs, torch.zeros(3, 1)).dtype
         torch.float32
     """
-    found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
+    refusal = (
+        f"outputs must be real numbers, as {type(likelihood).__name__} has no density of complex "
+        f"ones, got {outputs.dtype}; return their real part, their abs() or "
+        "torch.view_as_real(outputs) from the network"
+    )
+    try:
+        found = likelihood.log_prob(at_least_float32(outputs), targets)  # under autocast too
+    except (NotImplementedError, RuntimeError) as error:  # of an operation on complex numbers
+        if outputs.is_complex():
+            raise ValueError(refusal) from error
+        raise
     if found.is_complex():
-        raise ValueError(
-            f"outputs must be real numbers, as {type(likelihood).__name__} has no density of "
-            f"complex ones, got {outputs.dtype}; return their real part, their abs() or "
-            "torch.view_as_real(outputs) from the network"
-        )
+        raise ValueError(refusal)
     check_for_each_example(found, outputs, f"{type(likelihood).__name__}.log_prob")
     return found
 

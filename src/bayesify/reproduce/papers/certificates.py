@@ -21,7 +21,7 @@ from bayesify.distributions.priors import Gaussian
 from bayesify.metrics import error_percent, sampled_error
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import lenet5, mlp
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import seeded_initialization
 from bayesify.reproduce.harness.experiment import (
     Context,
     EpochProgress,
@@ -191,8 +191,7 @@ def _net(config: Mapping[str, Any], seed: int) -> nn.Module:
         return mlp(784, config["hidden"], 10, dropout=(dropout, dropout), seed=seed)
     if config["net"] == "lenet5":
         return lenet5(dropout=(dropout / 2.0, dropout), seed=seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0) % 2**63)
+    with seeded_initialization(seed):
         return nn.Sequential(
             nn.Unflatten(-1, (1, 28, 28)),
             nn.Conv2d(1, 32, 3),

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from bayesify.estimators.network_state import snapshot
 from bayesify.module.inputs import Inputs
+from bayesify.noise.keys import saved_generators
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.backends.autograd import AutogradBackend
 from bayesify.training.backends.backend import (
@@ -229,7 +230,7 @@ class _WithFallback:
         share: Share | None = None,
     ) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
-        undo = snapshot(self._elbo.bnn.net) if self._first else None
+        undo = (snapshot(self._elbo.bnn.net), saved_generators()) if self._first else None
         self._first = False
         while True:
             try:
@@ -253,7 +254,8 @@ class _WithFallback:
                 if undo is None:
                     why = "in a later step than the first; do so from the first step on"
                     raise EditedInPlaceError(why) from error
-                undo()
+                for restore in undo:
+                    restore()
                 self._replace(error)
             except RuntimeError as error:
                 if not self._edits or "modified inplace" not in str(error):

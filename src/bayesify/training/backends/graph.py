@@ -124,6 +124,8 @@ class GraphBackend(CompiledBackend):
         shape = _shape_of(parts, structure)
         ready = self._ordinary_steps >= _WARM_UP and not with_kl and not self._failed
         ready = ready and len(self._sources) == 1 and shape is not None
+        # The factor of a PAC-Bayes objective depends on the nll of its own step.
+        ready = ready and not self._elbo.running
         if self._replay is None and ready:
             self._capture(parts, structure)
         if self._replay is None or not ready or shape != self._shape:

@@ -19,7 +19,7 @@ from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization
 from bayesify.metrics import error_percent, expected_calibration_error, nll, ood_auroc
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import seeded_initialization
 from bayesify.prediction import Predictive
 from bayesify.reproduce.harness.experiment import Context, EpochProgress
 from bayesify.reproduce.papers.clinc150.encoder import (
@@ -105,8 +105,7 @@ def adapter_of(
     from bayesify.adapters import bayesian_adapter
 
     # The initial values of peft and of the head are drawn from torch's generator.
-    with torch.random.fork_rng():
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+    with seeded_initialization(seed):
         config = LoraConfig(
             r=settings["rank"],
             lora_alpha=2 * settings["rank"],
@@ -155,8 +154,7 @@ def last_layer_of(
         A function that predicts queries, and the seconds of training with those of the features.
     """
     begun = time.perf_counter()
-    with torch.random.fork_rng():
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+    with seeded_initialization(seed):
         plain = Classifier(data.folder, _CLASSES).eval().to(context.device)
 
     @torch.no_grad()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from bayesify.module.networks import mlp
-from bayesify.noise.keys import Stream, derived_seed
+from bayesify.noise.keys import seeded_initialization
 
 __all__ = ["NETWORKS", "make_network", "num_nonzero", "units_left", "weight_layers"]
 
@@ -38,8 +37,7 @@ def make_network(name: str, *, dropout_input: float = 0.0, seed: int = 0) -> nn.
         return mlp(784, (300, 100), 10, dropout=dropout, seed=seed)
     if name == "2x1200":
         return mlp(784, (1200, 1200), 10, dropout=dropout, seed=seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, Stream.INITIALIZATION, 0))
+    with seeded_initialization(seed):
         layers: list[nn.Module] = [nn.Dropout(dropout_input)] if dropout_input else []
         layers += [nn.Unflatten(-1, (1, 28, 28))]
         # ReLU after the pooling is the same function as before it, at a quarter of the cost.
