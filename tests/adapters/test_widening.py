@@ -69,8 +69,8 @@ def test_the_noise_in_a_layer_is_isotropic() -> None:
 def test_wrong_arguments() -> None:
     net, loader = wide_net()
     cases: list[tuple[type[Exception], str, Any]] = [
-        (ValueError, "tolerance must be a positive number", lambda: widen(net, loader, 0.0)),
-        (TypeError, "tolerance must be one number", lambda: widen(net, loader, None)),  # type: ignore[arg-type]
+        (ValueError, "tolerance must be positive and finite", lambda: widen(net, loader, 0.0)),
+        (TypeError, "tolerance must be a number", lambda: widen(net, loader, None)),  # type: ignore[arg-type]
         (ValueError, "num_samples must be at least 1", lambda: widen(net, loader, num_samples=0)),
         (
             TypeError,

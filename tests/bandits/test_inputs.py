@@ -153,7 +153,12 @@ def test_dropout_is_seeded_on_every_device(monkeypatch: pytest.MonkeyPatch) -> N
     agent = thompson()
     agent.observe(torch.ones(3), 1, 1.0)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    device = SimpleNamespace(manual_seed_all=seeds.append, manual_seed=None)
+    device = SimpleNamespace(
+        manual_seed_all=seeds.append,
+        manual_seed=None,
+        get_rng_state_all=lambda: [],
+        set_rng_state_all=lambda _: None,
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda _: device)
     for _ in range(2):
         agent.learn()

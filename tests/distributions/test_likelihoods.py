@@ -223,7 +223,10 @@ def test_noise_that_depends_on_the_input_is_found() -> None:
         (lambda: GaussianLikelihood(input_dependent=True, learn_std=True), "got learn_std=True to"),
         (lambda: GaussianLikelihood(0.5, input_dependent=True), "got std=0.5 too; remove one"),
         (lambda: GaussianLikelihood(min_std=0.1), "add input_dependent=True, or give std"),
-        (lambda: GaussianLikelihood(input_dependent=True, min_std=-1.0), "0 or more .*got -1.0"),
+        (
+            lambda: GaussianLikelihood(input_dependent=True, min_std=-1.0),
+            "at least 0 and .*got -1.0",
+        ),
         (lambda: GaussianLikelihood(input_dependent=True, min_std=math.inf), "finite, got inf"),
         (lambda: NOISY.std, "no single std; use .*noise_std"),
         (lambda: NOISY.log_prob(normals(2, 5, 3), normals(5)), r"\(N, K, 2\).*got \(5, 3\); end"),
@@ -287,8 +290,8 @@ def test_too_few_targets_are_called_that(
             r"std must be one number, got shape \(3,\); for",
         ),
         (lambda: GaussianLikelihood(np.ones((2, 1))), r"got shape \(2, 1\); for a std of each"),
-        (lambda: GaussianLikelihood("0.5"), "std must be one number, got '0.5'; for"),
-        (lambda: GaussianLikelihood([0.5]), r"std must be one number, got \[0.5\]; for"),
+        (lambda: GaussianLikelihood("0.5"), "std must be a number, got '0.5'; for"),
+        (lambda: GaussianLikelihood([0.5]), r"std must be a number, got \[0.5\]; for"),
         (lambda: StudentTLikelihood(torch.ones(3)), r"scale must be one number, got shape \(3,\)"),
         (lambda: StudentTLikelihood(df=torch.ones(3)), r"df must be one number, got shape \(3,\)$"),
         (

@@ -58,7 +58,7 @@ def test_wrong_values_are_named(values: dict[str, object], message: str) -> None
     [
         ({"num_samples": "3"}, "num_samples must be a whole number, got '3'"),
         ({"thresholds": None}, "thresholds must be a mapping, got None"),
-        ({"thresholds": {"total": "a"}}, "the threshold of total must be one number, got 'a'"),
+        ({"thresholds": {"total": "a"}}, "the threshold of total must be a number, got 'a'"),
         ({"input": [1]}, "input must be a mapping"),
         ({"classes": "ab"}, "classes must be a sequence, got 'ab'"),
         ({"quantiles": 0.5}, "quantiles must be a sequence, got 0.5"),

@@ -21,7 +21,7 @@ from torch import nn
 
 import bayesify
 from bayesify import BayesianModule, load, save
-from bayesify.io import StorageError, atomic_write, read_tensors, write_tensors
+from bayesify.io import StorageError, atomic_path, atomic_write, read_tensors, write_tensors
 
 
 @pytest.fixture
@@ -87,8 +87,16 @@ def test_a_write_that_breaks_off_leaves_the_old_file_and_no_other(tmp_path: Path
     path = tmp_path / "model"
     save(CASE.bnn(), path)
     old = path.read_bytes()
-    with files_of_at_most(1000), pytest.raises(OSError, match="File too large"):
+    with files_of_at_most(1000), pytest.raises(OSError, match=f"File too large: '{path}'"):
         save(trained(CASE.bnn()), path)
+    # As a table of predictions is written, row by row to an open file.
+    with (
+        files_of_at_most(1000),
+        pytest.raises(OSError, match=f"File too large: '{path}'"),
+        atomic_path(path) as temporary,
+        temporary.open("w") as file,
+    ):
+        file.write("1\n" * 1000)
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 
@@ -104,7 +112,7 @@ def test_a_full_disk_at_the_last_moment_leaves_the_old_file(
     atomic_write(path, "old")
     with monkeypatch.context() as patch:
         patch.setattr(call, full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
             atomic_write(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

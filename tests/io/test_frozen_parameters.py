@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bayesify import BayesianModule, load, save
+from bayesify import ELBO, BayesianModule, fit, load, save
 from bayesify.io import StorageError
 
 
@@ -80,3 +80,30 @@ def test_a_tied_frozen_parameter(tmp_path: Path) -> None:
     assert torch.equal(
         again.predict(torch.ones(1, 3), 3).mean, bnn.predict(torch.ones(1, 3), 3).mean
     )
+
+
+class Float8(nn.Module):
+    """A frozen layer whose weights have 8 bits, as quantised networks have them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3).to(dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.to(x.dtype).T
+
+
+@pytest.mark.filterwarnings("ignore::bayesify.training.ConvergenceWarning")
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_frozen_parameters_of_8_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """They are trained around, and shared again after loading."""
+    net, x = nn.Sequential(Float8(dtype), nn.Linear(4, 2)), torch.randn(8, 3)
+    bnn = BayesianModule(net, include=("1.*",))
+    loader = [(x, torch.zeros(8, dtype=torch.long))]
+    fit(ELBO(bnn, num_data=8), loader, epochs=2, progress=False, checkpoint_dir=tmp_path)
+    for frozen in (True, False):
+        path = tmp_path / f"{frozen}.safetensors"
+        save(bnn, path, frozen=frozen)
+        again = load(path, net)
+        assert torch.equal(again.predict(x, 3).mean, bnn.predict(x, 3).mean)
+        assert again.net[0].weight.data_ptr() == net[0].weight.data_ptr()

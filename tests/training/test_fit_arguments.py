@@ -194,8 +194,8 @@ def test_text_for_a_temperature_is_an_error() -> None:
     [
         ({"epochs": -1}, "epochs must be at least 0, got -1"),
         ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
-        ({"kl_warmup_epochs": -0.5}, "kl_warmup_epochs must be at least 0, got -0.5"),
-        ({"kl_warmup_epochs": math.nan}, "kl_warmup_epochs must be at least 0, got nan"),
+        ({"kl_warmup_epochs": -0.5}, "kl_warmup_epochs must be at least 0 and finite, got -0.5"),
+        ({"kl_warmup_epochs": math.nan}, "kl_warmup_epochs must be at least 0 and finite, got nan"),
         ({"kl_warmup_power": 0.0}, "kl_warmup_power must be positive and finite, got 0.0"),
         ({"rho_lr_scale": 0.0}, "rho_lr_scale must be positive and finite, got 0.0"),
         ({"rho_lr_scale": math.inf}, "rho_lr_scale must be positive and finite, got inf"),

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from bayesify.adapters.lora import active_adapter, bayesian_adapter
 from bayesify.distributions.likelihoods import Likelihood
-from bayesify.distributions.one_number import one_number
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus
 from bayesify.estimators.network_state import copy_network
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import positive_number, whole_number
 from bayesify.prediction.predictive import P_co
 from bayesify.training.minibatches import pair_of
 
@@ -89,8 +88,7 @@ def widen(
             f"{type(loader).__name__}; pass a DataLoader, or a list of minibatches"
         )
     for name, value in (("tolerance", tolerance), ("precision", precision)):
-        if not (math.isfinite(one_number(name, value)) and value > 0.0):
-            raise ValueError(f"{name} must be a positive number, got {value}")
+        positive_number(name, value)
     num_samples = whole_number("num_samples", num_samples)
     rotated: Any = copy_network(net)
     for name, parameter in rotated.named_parameters():

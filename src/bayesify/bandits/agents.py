@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from bayesify.bandits.environment import context_of
 from bayesify.bandits.learning import Learning, RewardModel
 from bayesify.distributions.posteriors import Delta
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.checkpoint import check_same
 
 __all__ = ["EpsilonGreedy", "RewardAgent", "ThompsonSampler"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,8 +22,8 @@ from bayesify.estimators.network_state import evaluation_mode
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.edited_inputs import Repeated
+from bayesify.noise.arguments import positive_number, whole_number
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.training import NonFiniteLossError
 from bayesify.training.backends import Backend, make_backend
 from bayesify.training.checkpoint import as_json, check_same, load_trained, trained_parts
@@ -82,10 +81,7 @@ class Learning:
             if name == "updates" and callable(value):
                 continue
             object.__setattr__(self, name, whole_number(name, value))
-        if not (self.reward_scale > 0.0 and math.isfinite(self.reward_scale)):
-            raise ValueError(f"reward_scale must be positive and finite, got {self.reward_scale}")
-        # A checkpoint is JSON, which knows no number of NumPy.
-        object.__setattr__(self, "reward_scale", float(self.reward_scale))
+        object.__setattr__(self, "reward_scale", positive_number("reward_scale", self.reward_scale))
         if self.temperature is not None:
             object.__setattr__(self, "temperature", float(self.temperature))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify.bandits.environment import Environment, context_of
 from bayesify.io import StorageError, read_tensors, write_tensors
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.training.interrupt import deferred_interrupt
 
 __all__ = ["Agent", "Record", "play"]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["Interactions", "ReplayBuffer"]
 

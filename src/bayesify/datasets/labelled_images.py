@@ -18,8 +18,8 @@ from torch import Tensor
 from bayesify.datasets.files import DataError
 from bayesify.datasets.image_files import image_bytes, image_kind, middle_square, open_image
 from bayesify.io.documents import read_document, write_document
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = [
     "IMAGES_NAME",

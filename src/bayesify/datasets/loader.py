@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["EpochLoader", "Passes", "TensorLoader"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.priors import PRIOR_LIMITS, BlockPrior, Gaussian, Prior, check_positive
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 
 __all__ = ["ByGroup", "EmpiricalGaussian", "UnitBlock", "empirical_variance"]
 

@@ -14,7 +14,7 @@ from bayesify.distributions.kronecker import Kronecker
 from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.structured import Group, PosteriorFamily
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 
 __all__ = [
     "FullGaussian",

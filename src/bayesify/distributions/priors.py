@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.layout import ParameterLayout
-from bayesify.distributions.one_number import one_number
 from bayesify.distributions.softplus import softplus
+from bayesify.noise.arguments import one_number, positive_number
 
 __all__ = [
     "PRIOR_LIMITS",
@@ -312,9 +312,7 @@ def check_positive(prior: Prior, *names: str) -> None:
     """
     low, high = PRIOR_LIMITS
     for name in names:
-        value = float(one_number(name, getattr(prior, name), _BY_GROUP))
-        if not (value > 0.0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+        value = float(positive_number(name, getattr(prior, name), _BY_GROUP))
         if not low <= value <= high:
             raise ValueError(f"{name} must lie between 1e-15 and 1e15, got {value}")
         object.__setattr__(prior, name, value)

@@ -14,10 +14,9 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from bayesify.distributions.one_number import one_number
 from bayesify.io.files import StorageError
 from bayesify.module.freezing import FrozenNetwork
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import one_number, whole_number
 
 __all__ = ["METADATA_KEY", "ExportMetadata", "metadata_of", "read_metadata"]
 

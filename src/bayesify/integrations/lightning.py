@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs, batch_size_of, without_targets
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.checks import check_counts

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.estimators.network_state import frozen_in_evaluation
 from bayesify.module.inputs import Inputs
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import CategoricalPredictive
 from bayesify.training.convergence import warn_of_convergence
 from bayesify.training.elbo import ELBO, ELBOTerms

@@ -188,12 +188,8 @@ def atomic_write(path: Path, payload: bytes | str) -> None:
         payload = payload.encode(errors="surrogateescape")
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    path = named_file(path)
-    try:
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(payload)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(payload)
 
 
 @contextmanager
@@ -203,7 +199,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Where the path is a symbolic link, the file that it points to is replaced.
 
     Raises:
-        OSError: the file was not written or cannot be renamed; the temporary one is removed.
+        OSError: the file was not written or cannot be renamed; the temporary one is removed, and
+            the error names the file.
         StorageError: the path is that of a device or a pipe.
 
     Example:
@@ -225,8 +222,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
             with suppress(OSError):  # some file systems have no modes
                 shutil.copymode(path, temporary)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # of a name that is too long
+            temporary.unlink()
+        # What is written to an open file fails without its name.
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

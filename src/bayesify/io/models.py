@@ -219,7 +219,8 @@ def check_can_be_stored(bnn: BayesianModule) -> None:
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"a file holds tensors, got a network with a {type(value).__name__} in {name}; "
-                "keep what get_extra_state returns in a buffer"
+                "keep what get_extra_state returns in a buffer; a network with PyTorch's quantised "
+                "layers is saved before it is quantised"
             )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.io.entropy_coding import IntArray
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import normalised_rows
+from bayesify.noise.arguments import positive_number
 
 __all__ = ["Quantized", "quantize", "quantize_means", "typical_std"]
 
@@ -59,11 +59,7 @@ def quantize_means(bnn: BayesianModule, step_size: float) -> dict[str, Quantized
             "a BayesianModule is needed, from whose stds the steps of compression follow, got "
             f"{type(bnn).__name__}"
         )
-    given: Any = step_size
-    if not isinstance(given, Real):
-        raise TypeError(f"step_size must be a number, got {step_size!r}")
-    if not 0.0 < step_size < float("inf"):
-        raise ValueError(f"step_size must be positive and finite, got {step_size}")
+    step_size = positive_number("step_size", step_size)
     posterior = bnn.posterior
     if not isinstance(posterior, GaussianPosterior):
         raise TypeError(

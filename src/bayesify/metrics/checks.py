@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction.checks import check_sums, check_tensors
 
 __all__ = ["check_probabilities", "torchmetrics_function"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesify.metrics.checks import check_probabilities
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import NumericPredictive
 from bayesify.prediction.checks import check_tensors
 

@@ -13,8 +13,8 @@ from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, count_examples, inputs_of
 from bayesify.module.random_network import check_bayesian
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import BernoulliPredictive, CategoricalPredictive
 from bayesify.prediction.acquisition import batch_bald, epig
 

@@ -16,7 +16,7 @@ from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.inputs import WHOLE, Inputs, are_divisible, arguments_of, count_examples
 from bayesify.module.pass_memory import PROBE_SIZE, MemoryTracker, PassMemory, Unmeasured
 from bayesify.module.random_network import RandomNetwork
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import SizedIterable
 
 __all__ = [

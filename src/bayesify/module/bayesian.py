@@ -36,8 +36,8 @@ from bayesify.module.pretrained import PriorMean, RelativeStd, prior_mean_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.sampling import SampledOutputs, run_in_batches
 from bayesify.module.threads import one_thread_if_small, rows_in_pass
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import SizedIterable
 from bayesify.prediction.checks import check_tensors
 from bayesify.prediction.predictive import P_co, blocks_of

@@ -26,8 +26,8 @@ from bayesify.module.random_network import RandomNetwork
 from bayesify.module.shared_pass import in_one_pass
 from bayesify.module.trunk import may_zero_padding
 from bayesify.module.turns import Turns
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import NoiseKey, Stream
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["FrozenNetwork", "freeze"]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesify.distributions.eligible import is_frozen, named_weights
 from bayesify.distributions.layout import ParameterLayout, pattern_pairs
 from bayesify.distributions.normalization import is_affine
+from bayesify.noise.arguments import positive_number
 
 __all__ = ["PriorMean", "RelativeStd", "init_std_of", "last_layer", "prior_mean_of"]
 
@@ -101,13 +102,7 @@ class RelativeStd:
 
     def __post_init__(self) -> None:
         for name in ("fraction", "minimum"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a number such as 0.1, got {value!r}")
-            number = float(value)
-            if not 0.0 < number < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-            object.__setattr__(self, name, number)
+            object.__setattr__(self, name, float(positive_number(name, getattr(self, name))))
 
     def of(self, mean: Tensor) -> Tensor:
         """Return the standard deviations for these means, with their shape and no gradient."""

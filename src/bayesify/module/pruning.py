@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from numbers import Real
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from bayesify.distributions.posteriors import GaussianPosterior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.random_network import check_bayesian
+from bayesify.noise.arguments import one_number
 from bayesify.prediction.predictive import P_co
 
 __all__ = [
@@ -182,10 +182,7 @@ def check_pruning(fraction: float, criterion: str) -> None:
         TypeError: fraction is no number.
         ValueError: fraction is not between 0 and 1, or the criterion is unknown.
     """
-    given: Any = fraction
-    if not isinstance(given, Real):
-        raise TypeError(f"fraction must be a number from 0 to 1, got {given!r}")
-    if not 0.0 <= fraction <= 1.0:
+    if not 0.0 <= one_number("fraction", fraction) <= 1.0:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
     if criterion not in ("snr", "magnitude"):
         raise ValueError(f"criterion must be snr or magnitude, got {criterion!r}")

@@ -34,6 +34,7 @@ from bayesify.module.shared_noise import warn_of_shared_noise
 from bayesify.module.summary import ModuleSummary
 from bayesify.module.trunk import shared_part
 from bayesify.module.turns import Turns
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import (
     NoiseKey,
     Stream,
@@ -42,7 +43,6 @@ from bayesify.noise.keys import (
     process_rank,
     read_counter,
 )
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["RandomNetwork", "check_bayesian", "refuse_in_backward"]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, library
 
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 
 __all__ = [
     "NoiseKey",

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import generator_of
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.averaging import accumulation_dtype
 from bayesify.prediction.bernoulli import BernoulliPredictive
 from bayesify.prediction.categorical import CategoricalPredictive

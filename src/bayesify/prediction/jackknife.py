@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 
 __all__ = ["jackknife"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import torch
 from torch import Tensor
 
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import generator_of
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_level
 from bayesify.prediction.jackknife import jackknife
 

@@ -17,7 +17,7 @@ from bayesify.module.batching import Batching
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
 from bayesify.module.sampling import SampledOutputs
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import NumericPredictive, Predictive, stack_samples
 from bayesify.referee.density import as_float64
 from bayesify.referee.to_jax import import_optional

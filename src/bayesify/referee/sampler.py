@@ -15,8 +15,8 @@ from torch import Tensor
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs
+from bayesify.noise.arguments import positive_number, whole_number
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.referee.density import PosteriorDensity
 from bayesify.referee.draws import PosteriorDraws
 from bayesify.referee.to_jax import import_optional, to_jax
@@ -218,8 +218,8 @@ def _check_numbers(
             f"{num_samples}"
         )
     for name, width in widths.items():
-        if width is not None and not 0.0 < width < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {width}")
+        if width is not None:
+            positive_number(name, width)
     if not 0.0 < target_acceptance < 1.0:
         raise ValueError(
             f"target_acceptance must lie strictly between 0 and 1, got {target_acceptance}"

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction import Predictive
 
 __all__ = [

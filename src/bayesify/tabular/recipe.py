@@ -19,8 +19,8 @@ from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likel
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.relevance import sparse_relevance
 from bayesify.tabular.weights import WeightedLikelihood

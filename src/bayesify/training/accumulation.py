@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 
 __all__ = ["Accumulation"]
 

@@ -20,8 +20,8 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
 from bayesify.module.random_network import check_bayesian
 from bayesify.module.shared_pass import in_one_pass
+from bayesify.noise.arguments import one_number, whole_number
 from bayesify.noise.keys import NoiseKey, Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_tensors
 from bayesify.training.backends.leaves import LeafPosterior
 from bayesify.training.binary_kl import binary_kl_inverse
@@ -160,13 +160,15 @@ def certify(
         >>> found.error < found.error_bound < 50.0
         True
     """
-    chances = {"delta": delta, "delta_sampling": delta_sampling}
-    if not (min(chances.values()) > 0.0 and sum(chances.values()) < 1.0):
+    delta, delta_sampling = (
+        one_number(name, value)
+        for name, value in (("delta", delta), ("delta_sampling", delta_sampling))
+    )
+    if not (min(delta, delta_sampling) > 0.0 and delta + delta_sampling < 1.0):
         raise ValueError(
             f"delta and delta_sampling must be above 0 and sum to less than 1, got {delta} and "
             f"{delta_sampling}"
         )
-    delta, delta_sampling = float(delta), float(delta_sampling)  # also if of NumPy, in float32
     inputs = inputs_of(inputs, bnn.posterior.mean.device, bnn.net)
     num_samples = whole_number("num_samples", num_samples)
     num_candidates = whole_number("num_candidates", num_candidates)

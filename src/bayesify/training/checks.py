@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likelihood
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import process_count
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.backends import NonFiniteLossError
 from bayesify.training.elbo import ELBO
 from bayesify.training.minibatches import Loader, epoch_size_of, num_batches_of, num_data_of
@@ -183,8 +183,9 @@ def check_can_divide(elbo: ELBO) -> None:
 
 @torch.no_grad()
 def check_parameters(elbo: ELBO, epoch: int, path: Path | None) -> None:
-    """Raise NonFiniteLossError where a parameter is NaN or infinite."""
-    if not all(bool(parameter.isfinite().all()) for parameter in elbo.parameters()):
+    """Raise NonFiniteLossError where a trained parameter is NaN or infinite."""
+    trained = (each for each in elbo.parameters() if each.requires_grad)
+    if not all(bool(parameter.isfinite().all()) for parameter in trained):
         where = f"step {elbo.step} (epoch {epoch + 1})"
         raise NonFiniteLossError(diverged(f"a parameter after {where}", path))
 

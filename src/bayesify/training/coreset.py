@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.precision import at_least_float32
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 
 __all__ = ["CoresetMethod", "choose_coreset"]
 

@@ -16,8 +16,8 @@ from bayesify.io.frozen_parameters import check_patterns
 from bayesify.io.models import described_model, read_model, restore_model
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, inputs_of
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.predictive import P_co
 
 __all__ = ["DeepEnsemble"]

@@ -23,6 +23,7 @@ from bayesify.distributions.likelihoods.likelihood import check_for_each_example
 from bayesify.distributions.posteriors import Delta, WeightDraw
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, check_not_copied
+from bayesify.noise.arguments import number_from_0, whole_number
 from bayesify.noise.keys import (
     NoiseKey,
     Stream,
@@ -32,7 +33,6 @@ from bayesify.noise.keys import (
     process_rank,
     read_counter,
 )
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.checks import check_tensors
 from bayesify.training.convergence import StdResidual
 from bayesify.training.kernel.drawn_weights import DrawnWeights
@@ -149,11 +149,7 @@ class ELBO(nn.Module):
             whole_number(name, value)
             for name, value in (("num_data", num_data), ("num_samples", num_samples))
         )
-        given: Any = temperature
-        if not isinstance(given, Real):
-            raise TypeError(f"temperature must be a number, got {given!r}")
-        if not (temperature >= 0.0 and math.isfinite(temperature)):
-            raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+        temperature = number_from_0("temperature", temperature)
         # Raises where the weighting, or what it needs, is wrong.
         minibatch_weight(
             kl_weighting, batch_index=0, num_batches=num_batches, batch_size=1, num_data=1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -13,6 +12,7 @@ from torch.optim.adam import adam
 
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.distributions.softplus import inverse_softplus, softplus, softplus_ratio
+from bayesify.noise.arguments import positive_number
 from bayesify.training.elbo import ELBO
 from bayesify.training.kernel.formulas import (
     PriorBlocks,
@@ -98,13 +98,14 @@ class IVON(Optimizer):
                 f"IVON needs the objective, an ELBO, got {type(elbo).__name__}; write "
                 "IVON(ELBO(bnn, num_data=N), lr=...)"
             )
-        for name, value in (("lr", lr), ("h0", h0), ("deterministic_lr", deterministic_lr)):
-            if value is not None and not (value > 0.0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+        lr, deterministic_lr = (
+            positive_number(name, value)
+            for name, value in (("lr", lr), ("deterministic_lr", deterministic_lr))
+        )
+        h0 = None if h0 is None else positive_number("h0", h0)
         if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {betas}")
         # Of Python, as JSON, and so a checkpoint, knows no numbers of NumPy.
-        lr, deterministic_lr = float(lr), float(deterministic_lr)
         first, second = map(float, betas)
         self.elbo = elbo
         posterior, delta = _posterior_of(elbo), self.delta

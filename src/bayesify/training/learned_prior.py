@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from bayesify.distributions.posteriors import Delta
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.outputs import Output
+from bayesify.noise.arguments import one_number, whole_number
 from bayesify.noise.keys import Stream, derived_seed
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.training.elbo import ELBO
 from bayesify.training.fit import fit
 from bayesify.training.minibatches import Loader
@@ -35,7 +35,7 @@ def split_for_prior(num_data: int, fraction: float, *, seed: int = 0) -> Tensor:
         Their indices, ascending, shape (round(fraction * N),).
 
     Raises:
-        TypeError: ``num_data`` is no whole number.
+        TypeError: ``num_data`` is no whole number, or ``fraction`` no number.
         ValueError: ``fraction`` is out of its range, or leaves nothing on one side.
 
     Example:
@@ -43,6 +43,7 @@ def split_for_prior(num_data: int, fraction: float, *, seed: int = 0) -> Tensor:
         torch.Size([3])
     """
     num_data = whole_number("num_data", num_data)
+    fraction = one_number("fraction", fraction)
     count = round(fraction * num_data) if 0.0 < fraction < 1.0 else 0
     if not 0 < count < num_data:
         raise ValueError(

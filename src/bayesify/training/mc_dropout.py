@@ -33,8 +33,8 @@ from bayesify.module.inputs import (
 from bayesify.module.outputs import Output, check_output, tensor_of
 from bayesify.module.pass_memory import UnfusedAttention
 from bayesify.module.turns import Turns
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
-from bayesify.noise.whole_numbers import whole_number
 from bayesify.prediction.predictive import P_co
 
 __all__ = ["MCDropout"]

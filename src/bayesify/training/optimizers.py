@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesify.module.random_network import RandomNetwork
+from bayesify.noise.arguments import positive_number
 from bayesify.training.elbo import ELBO
 
 __all__ = [
@@ -173,10 +172,7 @@ def check_lr(lr: Any, optimizer: object = None) -> None:
             "lr is the rate of the default optimiser; leave it out, or give the rate to the "
             "optimizer, as in functools.partial(torch.optim.SGD, lr=0.1)"
         )
-    if not isinstance(lr, Real):
-        raise TypeError(f"lr must be a number, got {lr!r}")
-    if not 0.0 < float(lr) < math.inf:
-        raise ValueError(f"lr must be positive and finite, got {lr}")
+    positive_number("lr", lr)
 
 
 def check_rho_lr_scale(scale: Any) -> None:
@@ -187,10 +183,7 @@ def check_rho_lr_scale(scale: Any) -> None:
         Traceback (most recent call last):
         ValueError: rho_lr_scale must be positive and finite, got nan
     """
-    if not isinstance(scale, Real):
-        raise TypeError(f"rho_lr_scale must be a number, got {scale!r}")
-    if not 0.0 < float(scale) < math.inf:
-        raise ValueError(f"rho_lr_scale must be positive and finite, got {scale}")
+    positive_number("rho_lr_scale", scale)
 
 
 def separate_rho(optimizer: Optimizer, elbo: ELBO, lr_scale: float = 1.0) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.likelihoods.likelihood import log_probs_of
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import one_number, whole_number
 from bayesify.training.certifiable import check_certifiable
 from bayesify.training.elbo import ELBO, check_examples, check_place
 
@@ -102,7 +102,7 @@ class PACBayesObjective(ELBO):
                 f"{num_bound}"
             )
         for name, value in (("delta", delta), ("p_min", p_min)):
-            if not 0.0 < value < 1.0:
+            if not 0.0 < one_number(name, value) < 1.0:
                 raise ValueError(f"{name} must be above 0 and below 1, got {value}")
         check_certifiable(bnn)
         self.form = form

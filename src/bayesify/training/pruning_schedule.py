@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.structured import StructuredGaussian
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.pruning import check_pruning, prune_in_place
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import one_number, positive_number, whole_number
 from bayesify.training.elbo import ELBO
 from bayesify.training.pac_bayes import PACBayesObjective
 
@@ -65,24 +64,14 @@ class PruningSchedule:
         check_pruning(self.fraction, self.criterion)
         if self.fraction == 0.0:
             raise ValueError("fraction must be above 0, got 0; leave out pruning to prune nothing")
-        numbers: dict[str, Any] = {
-            "fraction": self.fraction,
-            "from_epoch": self.from_epoch,
-            "until_epoch": self.until_epoch,
-            "power": self.power,
-        }
-        for name, value in numbers.items():
-            if not isinstance(value, Real):
-                raise TypeError(f"{name} must be a number, got {value!r}")
-            if not isinstance(value, int | float):  # a number of NumPy, which JSON does not know
-                object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "power", positive_number("power", self.power))
+        for name in ("fraction", "from_epoch", "until_epoch"):
+            object.__setattr__(self, name, one_number(name, getattr(self, name)))
         if not 0.0 <= self.from_epoch < self.until_epoch < math.inf:
             raise ValueError(
                 "from_epoch must be at least 0 and below until_epoch, got "
                 f"from_epoch={self.from_epoch} and until_epoch={self.until_epoch}"
             )
-        if not 0.0 < self.power < math.inf:
-            raise ValueError(f"power must be positive and finite, got {self.power}")
         times = whole_number("times_per_epoch", self.times_per_epoch)
         object.__setattr__(self, "times_per_epoch", times)
 

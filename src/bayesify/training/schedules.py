@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from bayesify.noise.arguments import number_from_0, positive_number
 
 __all__ = [
     "KLWarmup",
@@ -227,16 +228,8 @@ class KLWarmup:
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        given: Any
-        for name, given in (("epochs", self.epochs), ("power", self.power)):
-            if not isinstance(given, Real):
-                raise TypeError(f"kl_warmup_{name} must be a number, got {given!r}")
-            if not isinstance(given, int | float):  # a number of NumPy, which JSON does not know
-                object.__setattr__(self, name, float(given))
-        if not (self.epochs >= 0 and math.isfinite(self.epochs)):
-            raise ValueError(f"kl_warmup_epochs must be at least 0, got {self.epochs}")
-        if not (self.power > 0 and math.isfinite(self.power)):
-            raise ValueError(f"kl_warmup_power must be positive and finite, got {self.power}")
+        object.__setattr__(self, "epochs", number_from_0("kl_warmup_epochs", self.epochs))
+        object.__setattr__(self, "power", positive_number("kl_warmup_power", self.power))
 
     def scale(self, step: int, batches: int) -> float:
         """The factor on the KL at ``step``, from 0, with ``batches`` minibatches per epoch."""

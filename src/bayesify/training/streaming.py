@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from numbers import Real
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from bayesify.distributions.previous import PreviousPosterior
 from bayesify.distributions.priors import BlockPrior, Gaussian
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.multi_head import MultiHead
+from bayesify.noise.arguments import number_from_0, positive_number
 from bayesify.training.elbo import ELBO
 
 __all__ = ["StreamingELBO"]
@@ -101,16 +100,10 @@ class StreamingELBO(ELBO):
         new: Sequence[str] = (),
         init_std: float | None = None,
     ) -> None:
-        given: Any = num_before
-        if given is not None and not isinstance(given, Real):
-            raise TypeError(f"num_before must be a number or None, got {given!r}")
-        if num_before is not None and not 0.0 <= num_before < math.inf:
-            raise ValueError(f"num_before must be at least 0 and finite, got {num_before}")
-        given = init_std
-        if given is not None and not isinstance(given, Real):
-            raise TypeError(f"init_std must be a number or None, got {given!r}")
-        if init_std is not None and not 0.0 < init_std < math.inf:
-            raise ValueError(f"init_std must be positive and finite, or None, got {init_std}")
+        if num_before is not None:
+            num_before = number_from_0("num_before", num_before)
+        if init_std is not None:
+            init_std = positive_number("init_std", init_std)
         super().__init__(bnn, num_data=num_data, num_samples=num_samples)
         posterior = bnn.posterior
         if not isinstance(posterior, GaussianPosterior):

@@ -137,7 +137,9 @@ def test_bad_settings_are_refused_and_nothing_is_written(options: str, tmp_path:
         ("data get imagenet", "no data set 'imagenet'"),
         ("data lost", "No such command 'lost'"),
         ("train mnist --out other", "other holds other files; choose a new folder with --out"),
-        ("train mnist --out file", "file holds other files"),
+        ("train mnist --out file", "file must be a new or empty folder, but is a file"),
+        ("train mnist --out /dev/null", "/dev/null must be a new or empty folder, but is a file"),
+        ("train mnist --out link", "link must be a new or empty folder, but is a link to what is"),
         ("train mnist --out file/run", "file is a file; choose another folder with --out"),
         ("train mnist --out file/run/deeper", "file is a file; choose another folder with --out"),
         ("train mnist --out ''", ". holds other files"),
@@ -150,9 +152,11 @@ def test_bad_usage(
     Path("file").write_text("precious")
     Path("other").mkdir()
     Path("other", "file").write_text("precious")
+    Path("link").symlink_to("nowhere")
     words = shlex.split(arguments)
     check_refused(bayesify(*words, *(SMALL if words[:1] == ["train"] else [])), part)
-    assert sorted(str(path) for path in Path().rglob("*")) == ["file", "other", "other/file"]
+    left = sorted(str(path) for path in Path().rglob("*"))
+    assert left == ["file", "link", "other", "other/file"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,13 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
             f"{folder} must be a new or empty folder, but {there} is a file; choose another folder "
             "with --out"
         )
+    is_link_to_nothing = there != folder and folder.is_symlink()
+    if is_link_to_nothing or not there.is_dir():
+        kind = "a link to what is not there" if is_link_to_nothing else "a file"
+        raise RunError(
+            f"{folder} must be a new or empty folder, but is {kind}; choose another folder with "
+            "--out"
+        )
     if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
         raise RunError(
             f"{folder} must be a folder that can be written to, but {there} cannot; choose another "
@@ -60,7 +67,7 @@ def check_is_free(folder: Path, *, after_tuning: bool = False) -> None:
         )
     if after_tuning and is_tuning(folder):
         return
-    if folder.is_file() or (folder.is_dir() and not all(map(_is_no_run, folder.iterdir()))):
+    if folder.is_dir() and not all(map(_is_no_run, folder.iterdir())):
         held, mend = "other files", ""
         if (folder / CONFIG_NAME).exists():
             held, mend = "another run", ", or continue that run with --resume"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import CategoricalPredictive, SizedIterable
 from bayesify.prediction.predictive import sum_components
 

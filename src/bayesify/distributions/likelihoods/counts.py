@@ -13,9 +13,9 @@ from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
     check_target_rows,
 )
-from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import at_least_float32, wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.noise.arguments import one_number
 from bayesify.prediction import (
     NegativeBinomialPredictive,
     PoissonPredictive,

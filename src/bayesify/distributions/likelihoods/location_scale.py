@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Generic
 
@@ -13,9 +12,9 @@ from bayesify.distributions.likelihoods.likelihood import (
     Likelihood,
     check_target_rows,
 )
-from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.noise.arguments import number_from_0, positive_number
 from bayesify.prediction import SizedIterable, stack_samples
 from bayesify.prediction.predictive import P_co, sum_components
 
@@ -64,18 +63,14 @@ class LocationScaleLikelihood(Likelihood[P_co], Generic[P_co]):
                 f"input-dependent noise is predicted by the network, but got {name}={scale} too; "
                 "remove one of the two"
             )
-        minimum = one_number(f"min_{name}", minimum)
-        if not (0.0 <= minimum < math.inf):
-            raise ValueError(f"min_{name} must be 0 or more and finite, got {minimum}")
+        minimum = number_from_0(f"min_{name}", minimum)
         if minimum and not input_dependent:
             raise ValueError(
                 f"min_{name}={minimum} is for a {name} that the network predicts; add "
                 f"input_dependent=True, or give {name} itself"
             )
         several = f"; for a {name} of each component or example use input_dependent=True"
-        value = 1.0 if scale is None else one_number(name, scale, several)
-        if not (value > 0.0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {scale}")
+        value = 1.0 if scale is None else positive_number(name, scale, several)
         learn, input_dependent = bool(learn), bool(input_dependent)
         self.input_dependent, self._minimum = input_dependent, minimum
         self._config: dict[str, float | int | bool] = (

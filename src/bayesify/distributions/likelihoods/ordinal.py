@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from bayesify.distributions.likelihoods.likelihood import Likelihood, check_target_rows
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
-from bayesify.noise.whole_numbers import whole_number
+from bayesify.noise.arguments import whole_number
 from bayesify.prediction import OrdinalPredictive, SizedIterable
 
 __all__ = ["OrdinalLikelihood"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.distributions.likelihoods.location_scale import LocationScaleLikelihood
-from bayesify.distributions.one_number import one_number
 from bayesify.distributions.precision import wide_default_dtype
 from bayesify.distributions.softplus import inverse_softplus, softplus
+from bayesify.noise.arguments import one_number
 from bayesify.prediction import StudentTPredictive
 from bayesify.prediction.student_t import student_t_log_density
 
