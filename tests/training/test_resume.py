@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify import ELBO, PruningSchedule, StreamingELBO, fit, fit_replicas, prune
 from bayesify.datasets import TensorLoader
-from bayesify.io import StorageError, read_tensors
+from bayesify.io import StorageError, read_tensors, write_tensors
 from bayesify.training import member
 from bayesify.training.history import History
 from bayesify.training.progress import Callback
@@ -200,9 +200,10 @@ def test_resumed_is_uninterrupted(setup: Setup, tmp_path: Path) -> None:
     check_resumed(setup, tmp_path, FEW)
 
 
+@pytest.mark.parametrize("older", [False, True])
 @each_setup
 def test_a_run_killed_after_its_last_epoch_is_completed(
-    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = setup.run(tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -213,6 +214,12 @@ def test_a_run_killed_after_its_last_epoch_is_completed(
         patch.setattr("bayesify.training.member.untrained_free_energy", killed)
         with pytest.raises(SystemExit):
             setup.run(tmp_path / "killed")
+    if older:  # which kept it among the sums of an epoch
+        path = tmp_path / "killed" / NAME
+        tensors, meta = read_tensors(path)
+        assert meta["position"].pop("lacks_comparison")
+        meta["position"]["sums"]["lacks_comparison"] = 1.0
+        write_tensors(path, tensors, {k: v for k, v in meta.items() if k != "format"})
     with pytest.raises(CrashError):  # the callback is told of the last epoch
         setup.run(tmp_path / "killed", callback=Stop(crash, EPOCHS - 1))
     assert timeless(setup.run(tmp_path / "killed")) == timeless(whole)

@@ -65,6 +65,8 @@ class Position:
     ``shared_noise`` whether they drew the same weights. ``first_epoch`` is the number of the run's
     first epoch among all of its objective, which orders the data, ``batches`` the number of
     minibatches of an epoch, and ``epochs`` that of the whole run; both are 0 in older checkpoints.
+    ``lacks_comparison`` says that the last epoch is done, and not yet its comparison with untrained
+    means, by which its row is completed.
     """
 
     epoch: int = 0
@@ -79,11 +81,12 @@ class Position:
     first_epoch: int = field(default=0, compare=False)
     batches: int = field(default=0, compare=False)
     epochs: int = field(default=0, compare=False)
+    lacks_comparison: bool = field(default=False, compare=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Move to the start of an epoch."""
         self.epoch, self.batch, self.sums = epoch, 0, {}
-        self.epoch_seconds = 0.0
+        self.epoch_seconds, self.lacks_comparison = 0.0, False
 
 
 def write_checkpoint(
@@ -138,6 +141,8 @@ def read_checkpoint(
     _check_training(path, settings, meta["training"])
     # Older checkpoints do not name their noise: it was the generator's.
     position = Position(**{"noise": "generator", **meta["position"]})
+    if position.sums.pop("lacks_comparison", None):  # as they kept it
+        position.lacks_comparison = True
     if position.batch and position.batches not in (0, batches):
         raise StorageError(
             f"{path} is of a run that was interrupted within an epoch of {position.batches} "

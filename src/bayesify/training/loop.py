@@ -159,13 +159,15 @@ class Training:
                 if processes.is_first:
                     remove_leftovers(member.path.parent, member.path.name)
             if start.epoch < self.epochs:  # the last epoch is another now
-                member.lacks_comparison = False
+                member.position.lacks_comparison = False
             # Those that a user has frozen and set to evaluation mode stay there.
             bnn = member.elbo.bnn
             self._kept.append(frozen_in_evaluation(bnn.net, bnn.layout))
         with deferred_interrupt() as interrupt:
             processes.asked_to_stop = lambda: interrupt.requested
-            if start.epoch == self.epochs and any(each.lacks_comparison for each in self.members):
+            if start.epoch == self.epochs and any(
+                each.position.lacks_comparison for each in self.members
+            ):
                 # The process was killed between the two checkpoints after the last epoch.
                 self._end_last_epoch(self._first_examples(self.epochs - 1))
             for epoch in range(start.epoch, self.epochs):
@@ -220,7 +222,7 @@ class Training:
         for member, meter in zip(self.members, meters, strict=True):
             member.end_epoch(meter, epoch, seconds, validation)
             if last:
-                member.lacks_comparison = True
+                member.position.lacks_comparison = True
         for member in self.members:
             member.checkpoint(self.noise())
         if last:  # after the checkpoint: nothing of the training can be lost
@@ -310,9 +312,9 @@ class Training:
             examples: the first of the epoch for each network.
         """
         for k, (member, first) in enumerate(zip(self.members, examples, strict=True)):
-            if not member.lacks_comparison:
+            if not member.position.lacks_comparison:
                 continue
-            member.lacks_comparison = False
+            member.position.lacks_comparison = False
             failure = member.compare_with_untrained(first)
             if self._tell is not None and failure is not None:
                 self._tell(self._of_network(k, failure))

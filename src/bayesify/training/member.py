@@ -45,9 +45,6 @@ from bayesify.training.schedules import (
 
 __all__ = ["Member"]
 
-#: Among the sums of a position: the last row of the history is still to be completed.
-_LACKS_COMPARISON = "lacks_comparison"
-
 
 @dataclass
 class Member:
@@ -186,18 +183,6 @@ class Member:
             position.history[-1] |= untrained_columns(None)
         position.history.append(row | untrained_columns(None))
         position.begin_epoch(epoch + 1)
-
-    @property
-    def lacks_comparison(self) -> bool:
-        """Whether the last epoch is done, and not yet its comparison with untrained means."""
-        return _LACKS_COMPARISON in self.position.sums
-
-    @lacks_comparison.setter
-    def lacks_comparison(self, lacks: bool) -> None:
-        if lacks:
-            self.position.sums[_LACKS_COMPARISON] = 1.0
-        else:
-            self.position.sums.pop(_LACKS_COMPARISON, None)
 
     def compare_with_untrained(self, examples: FirstExamples) -> str | None:
         """Add the free energy of untrained means to the last row; describe why it is missing.
