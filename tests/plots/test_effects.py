@@ -151,3 +151,11 @@ def test_effects_show_values_band_and_spread():
     for lines in ([], [LINE] * 5):
         with pytest.raises(ValueError, match="from one to 4 lines"):
             effect_of_levels(["x"], lines, title="t", label="y")
+
+
+def test_a_day_is_named_by_its_date_at_any_hour():
+    first = np.datetime64("2020-12-31T16:48").astype("datetime64[m]").astype(float) / 1440.0
+    axis = [first, first + 3.0, first + 13.0]
+    ax = drawn(effect_along_axis(axis, [LINE], title="t", label="y", dates=True))
+    labels = [text.get_text() for text in ax.get_xticklabels()]
+    assert (labels[0], labels[-1]) == ("2020-12-31", "2021-01-13")

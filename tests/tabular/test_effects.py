@@ -275,3 +275,9 @@ def test_columns_that_are_not_there(columns: Any, message: str) -> None:
             partial_dependence(predict, rows, columns["x"], [0.0])
     with pytest.raises(TypeError, match=r"repeats must be a whole number, got 2\.5"):
         permutation_importance(predict, rows, rows[:, 0], {"x": [0]}, repeats=2.5)  # type: ignore[arg-type]
+
+
+def test_a_level_is_one_number() -> None:
+    rows = torch.zeros(5, 1, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"level must be one number between 0 and 1, got '0\.9'"):
+        permutation_importance(None, rows, rows[:, 0], {"a": [0]}, repeats=2, level="0.9")  # type: ignore[arg-type]

@@ -10,7 +10,9 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from bayesify.tabular.columns.images import ImageColumn
 from bayesify.tabular.files import TableError, open_table, table_file
+from bayesify.tabular.image_table import check_images, read_image_table
 from bayesify.tabular.training_table import fit_table, load_table
 
 
@@ -106,3 +108,23 @@ def test_memory_does_not_grow_with_the_row_groups(tmp_path: Path) -> None:
         assert len(rows) == 1500 or len(used) == 134
     assert len(used) == 134
     assert max(used) < 4_000_000
+
+
+@pytest.mark.parametrize("folders", [("a", "a"), ("a", "b")])
+def test_images_are_named_from_one_folder(tmp_path: Path, folders: tuple[str, str]) -> None:
+    """Their paths are relative to the folder of the table."""
+    for number, folder in enumerate(folders):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        text = f"file,kind\n{number}.png,{'ab'[number]}\n"
+        (tmp_path / folder / f"{number}.csv").write_text(text)
+    pattern = tmp_path / "*" / "*.csv"
+    if folders[0] == folders[1]:
+        paths = read_image_table(pattern, image="file", target="kind").paths
+        assert [path.relative_to(tmp_path).as_posix() for path in paths] == ["a/0.png", "a/1.png"]
+        return
+    with pytest.raises(TableError, match="that names images must lie in one folder"):
+        read_image_table(pattern, image="file", target="kind")
+    column = ImageColumn(name="file", encoder="", sha256="", size=1)
+    with pytest.raises(TableError, match="that names images must lie in one folder"):
+        check_images(open_table(pattern), [column])
+    assert next(open_table(pattern).batches()).texts("file").tolist() == ["0.png", "1.png"]

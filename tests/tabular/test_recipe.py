@@ -299,3 +299,21 @@ def test_functions_of_the_default_prior_vary_three_to_four_times_as_much(
     """As docs/scikit-learn.md says, whatever the number of inputs and of units."""
     recipe = TableRecipe() if hidden is None else TableRecipe(hidden=hidden)
     assert 3.0 < spread_of_the_prior(recipe, num_inputs, "input-dependent") < 4.0
+
+
+def test_a_refused_fit_leaves_the_likelihood_as_it_was() -> None:
+    x, y, _ = table()
+    recipe = TableRecipe.for_rows(12, hidden=(4,), steps=2)
+    bnn = recipe.module(3, 1, noise="learned", seed=0)
+    before = bnn.likelihood
+    with pytest.raises(ValueError, match=r"same|as many|10"):
+        recipe.fit(bnn, x[:10], y, weights=torch.ones(12, dtype=D), callback=NoProgress())
+    assert bnn.likelihood is before
+
+
+@pytest.mark.parametrize("name", ["lr", "rho_lr_scale", "init_std", "prior_std"])
+def test_settings_that_are_no_positive_numbers_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a number, got '0.1'"):
+        TableRecipe(**{name: "0.1"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got 0.0"):
+        TableRecipe(**{name: 0.0})  # type: ignore[arg-type]

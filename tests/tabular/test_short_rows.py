@@ -10,6 +10,7 @@ from tests.app.cli.test_cli import bayesify, quick_runs
 from tests.app.cli.test_tables import QUICK
 
 from bayesify.tabular.files import TableError, open_table
+from bayesify.tabular.files.short_rows import SeparatorCount
 
 HEADER = "x,note,z,y\n"
 WHOLE = "".join(f'{i % 13},"a, {i % 3}\n""b""",{i % 5},{i % 7}\n' for i in range(60))
@@ -124,3 +125,23 @@ def test_utf_32_is_named(tmp_path: Path, encoding: str) -> None:
     path.write_bytes(f"{mark}x,y\n1,é\n".encode(encoding))
     with pytest.raises(TableError, match="must be UTF-8, got UTF-32; save it as UTF-8"):
         open_table(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_carriage_return_that_tears_a_row_is_told(tmp_path: Path, end: str) -> None:
+    """A value with one, as spreadsheets write it, begins a row where it is not quoted."""
+    rows = ["x,note", *(f"{i},whole" for i in range(300)), "7,first\rsecond", "8,whole", ""]
+    [found] = remarks(tmp_path / "a.csv", end.join(rows))
+    assert "1 row has fewer values than the header, row 303;" in found
+    assert remarks(tmp_path / "b.csv", end.join(rows).replace("first\rsecond", '"a\rb"')) == []
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_are_counted_across_blocks(end: str, size: int) -> None:
+    text = f'x,y{end}1,"2,{end}3"{end}4,5{end}'.encode()
+    for last, fits in ((b"", True), (b"6,7", True), (b"6" + end.encode(), False)):
+        counts, content = SeparatorCount(","), text + last
+        for start in range(0, len(content), size):
+            counts.update(content[start : start + size])
+        assert counts.agree(",", 2) == fits

@@ -474,3 +474,27 @@ def test_a_remark_names_the_row_of_the_table_and_not_its_place_in_the_sample(
     _, schema = fit_stream(path, "y", memory=PART, folder=tmp_path)
     assert any(f"'y' is 1e+09 in row {row + 1:,}, where" in each for each in schema.remarks)
     assert any("wild or at a limit, are of the rows drawn" in each for each in schema.remarks)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 2)])
+def test_the_bytes_of_encoded_rows_are_told_beforehand(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    rows = EncodedRows(tmp_path / "t.arrow", 50_000, 2, shape, 100, "sha")
+    kind = torch.float32 if shape else torch.int64
+    write_encoded(rows, [(torch.zeros(50_000, 2), torch.zeros(50_000, *shape, dtype=kind))])
+    assert 1.0 <= rows.path.stat().st_size / rows.num_bytes < 1.1
+
+
+def test_dates_that_cannot_be_read_count_as_missing_wherever_they_are(tmp_path: Path) -> None:
+    table = frame()
+    table["when"] = table["when"].dt.strftime("%Y-%m-%d")
+    for name, cells in (("none", []), ("some", [5, 777])):
+        table.loc[cells, "when"] = "soon"
+        path = tmp_path / f"{name}.csv"
+        table.to_csv(path, index=False)
+        memory = dataclasses.replace(PART, sample_rows=100)
+        (tmp_path / name).mkdir()
+        _, schema = streamed(path, tmp_path / name, memory)
+        [column] = [each for each in schema.columns if each.name == "when"]
+        assert column.missing == bool(cells)

@@ -209,7 +209,7 @@ def _date_ticks(days: Sequence[float]) -> tuple[list[float], list[str]]:
         return places, [str(time).replace("T", " ") for time in times]
     places = [first, float(round(0.5 * (first + last))), last]
     unit = "Y" if last - first > 3000.0 else "M" if last - first > 150.0 else "D"
-    known = np.round(places).astype("datetime64[D]")
+    known = np.floor(places).astype("datetime64[D]")
     return places, [str(text) for text in known.astype(f"datetime64[{unit}]")]
 
 

@@ -57,7 +57,7 @@ def digit_gallery(
             f"and a name for each of the K classes, got lengths {sorted(lengths)}, "
             f"K={probs.shape[1]} and {len(class_names)} names"
         )
-    figure, cards = _cards(images, title, _KEY)
+    figure, cards = _cards(images, title)
     for index, (card, bars) in enumerate(cards):
         true, predicted = int(targets[index]), int(probs[index].argmax())
         _set_heading(
@@ -115,7 +115,7 @@ def votes_gallery(
         )
     count = len(samples)
     votes = one_hot(samples.argmax(-1), len(class_names)).sum(0)
-    figure, cards = _cards(images, title, _KEY)
+    figure, cards = _cards(images, title)
     for index, (card, bars) in enumerate(cards):
         # By the averaged probabilities, as every prediction; the majority can differ.
         true, predicted = int(targets[index]), int(samples[:, index].mean(0).argmax())
@@ -134,14 +134,14 @@ def votes_gallery(
     return figure
 
 
-def _cards(images: Tensor, title: str, key: str) -> tuple[Figure, Iterator[tuple[SubFigure, Axes]]]:
+def _cards(images: Tensor, title: str) -> tuple[Figure, Iterator[tuple[SubFigure, Axes]]]:
     """Return a figure with its title, and per image a subfigure with empty axes for bars."""
     columns = min(4, len(images))
     rows = math.ceil(len(images) / columns)
     figure = Figure(figsize=(2.45 * columns, 0.4 + 2.1 * rows), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left")
     if columns > 2:
-        figure.text(0.99, 0.98, key, ha="right", va="top", fontsize=8)
+        figure.text(0.99, 0.98, _KEY, ha="right", va="top", fontsize=8)
     cards = figure.subfigures(rows, columns, squeeze=False).flat
     pictures = images.detach().cpu().double().numpy()
     low, high = float(pictures.min()), float(pictures.max())

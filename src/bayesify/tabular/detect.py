@@ -153,6 +153,10 @@ class ColumnScan:
             if self._dates[form] < 0.5 * self.count:
                 del self._dates[form]
 
+    def count_unread_dates(self, form: str) -> int:
+        """Return the number of cells that are no dates of a form which reads most of them."""
+        return self.count - self._dates[form]
+
     @property
     def all_different(self) -> bool:
         """Whether no text occurs twice, as far as texts were counted."""
@@ -243,7 +247,7 @@ class ColumnScan:
                 self._remark(infinite, "infinite")
             return NumberColumn(name=name, infinite=infinite > 0, **dataclasses.asdict(numbers))
         if (form := self._date_form()) is not None:
-            strange = self.count - self._dates[form]
+            strange = self.count_unread_dates(form)
             if strange:
                 self._remark(strange, f"no date like {form}")
             other = form.translate(str.maketrans("dm", "md"))

@@ -19,6 +19,7 @@ from torch import Tensor
 from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import Predictive
+from bayesify.prediction.checks import check_level
 
 __all__ = [
     "Importance",
@@ -122,8 +123,7 @@ def permutation_importance(
         raise ValueError(
             f"repeats must be at least 1 and below the number of rows, {count}, got {repeats}"
         )
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+    check_level("level", level)
     z = NormalDist().inv_cdf(0.5 + 0.5 * level)
     generator = torch.Generator().manual_seed(derived_seed(seed, Stream.SHUFFLE, 0, 2))
     order = torch.randperm(count, generator=generator)
@@ -220,8 +220,7 @@ class PartialDependence:
 
 
 def _between(values: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie strictly between 0 and 1, got {level}")
+    check_level("level", level)
     return values.quantile(0.5 - 0.5 * level, 0), values.quantile(0.5 + 0.5 * level, 0)
 
 

@@ -116,7 +116,8 @@ def read_image_table(path: Path, *, image: str, target: str) -> ImageTable:
     remarks = list(file.remarks)
     if unused:
         remarks.append(f"not used: {_shown(unused)}")
-    paths = tuple(path_of_image(file.folder, cell) for cell in cells)
+    folder = file.image_folder
+    paths = tuple(path_of_image(folder, cell) for cell in cells)
     known = None if labels is None else tuple(labels)
     return ImageTable(path, paths, tuple(cells), known, tuple(remarks))
 
@@ -269,13 +270,13 @@ def check_images(file: TableFile, columns: Sequence[Column], limit: int | None =
     names = [column.name for column in columns if isinstance(column, ImageColumn)]
     if not names:
         return ""
-    digest, done = hashlib.sha256(), 0
+    digest, done, folder = hashlib.sha256(), 0, file.image_folder
     for rows in file.batches(limit, columns=names):
         for name in names:
             cells = np.array([str(cell).strip() for cell in rows.texts(name)], dtype=object)
             for place in np.flatnonzero(~is_missing(cells)).tolist():
                 try:
-                    content = check_image(path_of_image(file.folder, cells[place]))
+                    content = check_image(path_of_image(folder, cells[place]))
                 except DataError as error:
                     raise CellError(str(error), place).in_row(file.path, done + 1) from error
                 digest.update(hashlib.sha256(content).digest())

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -19,7 +18,7 @@ from bayesify.distributions.likelihoods import CensoredGaussianLikelihood, Likel
 from bayesify.distributions.priors import Gaussian
 from bayesify.estimators import LocalReparameterization, WeightSampling
 from bayesify.module.bayesian import BayesianModule
-from bayesify.noise.arguments import whole_number
+from bayesify.noise.arguments import positive_number, whole_number
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.model import Noise, TableNet, table_module
 from bayesify.tabular.relevance import sparse_relevance
@@ -96,9 +95,7 @@ class TableRecipe:
         for name in ("batch_size", "steps"):
             whole_number(name, getattr(self, name))
         for name in ("lr", "rho_lr_scale", "init_std", "prior_std"):
-            value = getattr(self, name)
-            if not (value > 0.0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
         named_posterior(self.posterior)
         if not 0.0 <= self.kl_warmup < 1.0:
             raise ValueError(f"kl_warmup must be at least 0 and below 1, got {self.kl_warmup}")
@@ -176,10 +173,8 @@ class TableRecipe:
         targets: Tensor,
         *,
         weights: Tensor | None = None,
-        validation: tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor] | None = None,
+        validation: tuple[Tensor, Tensor, Tensor] | None = None,
         num_before: float = 0.0,
-        checkpoint_dir: str | Path | None = None,
-        resume: bool = False,
         callback: Callback | None = None,
     ) -> History:
         """Train ``bnn`` in place by ``bayesify.fit``, with its errors and warnings.
@@ -193,12 +188,10 @@ class TableRecipe:
                 bounds (N, K, 2) of censored numbers.
             weights: the number of times that each row counts, shape (N,), positive; None for once.
                 A row of weight 2 is the row twice; see :class:`WeightedLikelihood`.
-            validation: inputs and targets whose error and nll are measured after each epoch, with
-                the weights of their rows if ``weights`` are given.
+            validation: inputs, targets and weights of rows whose error and nll are measured after
+                each epoch; their weights count where ``weights`` are given.
             num_before: the number of rows of which the present posterior is, which is the prior of
                 these rows, see :class:`StreamingELBO`; there is no warm-up then. 0 for the first.
-            checkpoint_dir: as for ``bayesify.fit``.
-            resume: as for ``bayesify.fit``.
             callback: as for ``bayesify.fit``.
 
         Returns:
@@ -210,11 +203,9 @@ class TableRecipe:
         plain = bnn.likelihood
         if weights is not None:
             targets = WeightedLikelihood.packed(targets, weights)
-            bnn.likelihood = WeightedLikelihood(plain)
             if validation is not None:
-                x, y, *counts = validation
-                counted = counts[0] if counts else torch.ones(len(x), dtype=torch.float64)
-                validation = x, WeightedLikelihood.packed(y, counted)
+                x, y, counts = validation
+                validation = x, WeightedLikelihood.packed(y, counts), counts
         # The order within the only minibatch does not matter.
         several = len(inputs) > self.batch_size
         bounds = {"has_bounds": isinstance(plain, CensoredGaussianLikelihood)}
@@ -225,13 +216,15 @@ class TableRecipe:
         held_out = None
         if validation is not None:
             held_out = TensorLoader(validation[0], validation[1], 4096, shuffle=False, **bounds)
-        elbo = (
-            StreamingELBO(bnn, num_data=len(inputs), num_before=num_before)
-            if num_before
-            else ELBO(bnn, num_data=len(inputs))
-        )
         epochs = math.ceil(self.steps / len(loader))
+        if weights is not None:
+            bnn.likelihood = WeightedLikelihood(plain)
         try:
+            elbo = (
+                StreamingELBO(bnn, num_data=len(inputs), num_before=num_before)
+                if num_before
+                else ELBO(bnn, num_data=len(inputs))
+            )
             with sparse_relevance(elbo):
                 return fit(
                     elbo,
@@ -244,8 +237,6 @@ class TableRecipe:
                     kl_warmup_epochs=0.0 if num_before else self.kl_warmup * epochs,
                     # A small network trains faster without a kernel to compile.
                     backend="closed-form" if why_no_closed_forms(elbo) is None else "autograd",
-                    checkpoint_dir=checkpoint_dir,
-                    resume=resume,
                     callback=callback,
                 )
         finally:

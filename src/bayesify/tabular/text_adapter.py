@@ -135,6 +135,9 @@ def adapter_net(
     for module in encoder.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():  # as functions get it, in T5 and BART
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     head = TableNet(
         size * len(texts) + len(others),
         hidden,

@@ -27,6 +27,17 @@ class _SeveralFiles(TableFile):
         return self.files[0].folder
 
     @property
+    def image_folder(self) -> Path:
+        other = next((file for file in self.files if file.folder != self.folder), None)
+        if other is not None:
+            raise TableError(
+                "all files of a table that names images must lie in one folder, to which their "
+                f"paths are relative, but {other.path} and {self.files[0].path} do not; write "
+                "one table with the paths from its folder"
+            )
+        return self.folder
+
+    @property
     def has_decimal_commas(self) -> bool:
         return all(file.has_decimal_commas for file in self.files)
 

@@ -33,7 +33,7 @@ class SeparatorCount:
 
     def __init__(self, separators: Iterable[str], *, utf16: bool = False) -> None:
         self._counts = dict.fromkeys(separators, 0)
-        self._lines = {b"\n": 0, b"\r": 0}
+        self._lines = 0
         self._is_quoted = 0
         self._last = b""
         self._decoder = codecs.getincrementaldecoder("utf-16")("replace") if utf16 else None
@@ -42,7 +42,9 @@ class SeparatorCount:
         """Count those of the next bytes."""
         if self._decoder is not None:
             block = self._decoder.decode(block).encode()
-        self._last = block[-1:] or self._last
+        if not block:
+            return
+        before, self._last = self._last, block[-1:]
         if self._is_quoted or _QUOTE in block:
             codes = np.frombuffer(block, np.uint8)
             # An odd number of quotes before a byte; a sum of bytes keeps its parity.
@@ -51,13 +53,13 @@ class SeparatorCount:
             block = codes[odd == 0].tobytes()
         for separator in self._counts:
             self._counts[separator] += block.count(separator.encode())
-        for end in self._lines:
-            self._lines[end] += block.count(end)
+        # A lone carriage return ends a line as well, in a file whose other lines end otherwise too.
+        pairs = block.count(b"\r\n") + (before == b"\r" and block.startswith(b"\n"))
+        self._lines += block.count(b"\n") + block.count(b"\r") - pairs
 
     def agree(self, separator: str, width: int) -> bool:
         """Return whether there are as many as if every line had ``width`` values."""
-        lines = self._lines[b"\n"] or self._lines[b"\r"]
-        lines += self._last not in (b"\n", b"\r")
+        lines = self._lines + (self._last not in (b"\n", b"\r"))
         return self._counts[separator] == lines * (width - 1)
 
 

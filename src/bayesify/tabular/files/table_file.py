@@ -41,6 +41,15 @@ class TableFile(ABC):
         return self.path.parent
 
     @property
+    def image_folder(self) -> Path:
+        """The same folder, where its cells do name files.
+
+        Raises:
+            TableError: the table has files in several folders.
+        """
+        return self.folder
+
+    @property
     def has_decimal_commas(self) -> bool:
         """Whether a comma in a number is surely the decimal point."""
         return False

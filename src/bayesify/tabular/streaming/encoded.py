@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from bayesify.io import atomic_path
+from bayesify.noise.arguments import whole_number
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.tabular.files import TableError
 
@@ -47,7 +48,8 @@ class EncodedRows:
     @property
     def num_bytes(self) -> int:
         """Bytes of the file, but for a few per cent."""
-        return self.num_rows * (4 * self.num_inputs + (4 if self.target_shape else 8))
+        target = 4 * math.prod(self.target_shape) if self.target_shape else 8
+        return self.num_rows * (4 * self.num_inputs + target)
 
     @property
     def block_rows(self) -> int:
@@ -57,7 +59,7 @@ class EncodedRows:
     @property
     def schema(self) -> pa.Schema:
         """Arrow's description of the file."""
-        width = int(np.prod(self.target_shape, dtype=np.int64))
+        width = math.prod(self.target_shape)
         kind = pa.float32() if self.target_shape else pa.int64()
         fields = [
             ("inputs", pa.list_(pa.float32(), self.num_inputs)),
@@ -163,8 +165,7 @@ class EncodedRowsLoader:
     """
 
     def __init__(self, rows: EncodedRows, batch_size: int, *, seed: int) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = whole_number("batch_size", batch_size)
         self._rows, self.batch_size, self.seed = rows, batch_size, seed
         self.epoch = 0
 

@@ -25,7 +25,7 @@ from bayesify.tabular.advice import FEWEST_TARGETS, ordinary_range
 from bayesify.tabular.cells import Floats
 from bayesify.tabular.censoring import Limits
 from bayesify.tabular.column_choice import check_names, chosen_columns
-from bayesify.tabular.columns import CategoryColumn, Column, FlagColumn, NumberColumn
+from bayesify.tabular.columns import CategoryColumn, Column, DateColumn, FlagColumn, NumberColumn
 from bayesify.tabular.detect import find_target
 from bayesify.tabular.files import TableError, TableFile, no_rows, open_table
 from bayesify.tabular.held_out import MOST_TEST_ROWS, check_enough
@@ -427,7 +427,9 @@ def _with_counts(
 ) -> Column:
     missing = scan.missing
     if isinstance(column, NumberColumn):
-        missing = scan.missing + scan.count - scan.usable_numbers
+        missing += scan.count - scan.usable_numbers
+    if isinstance(column, DateColumn) and scan.count:
+        missing += scan.count_unread_dates(column.form)
     absent = np.isnan(held) if isinstance(column, CategoryColumn) else ~np.isfinite(held)
     if missing > int(absent.sum()):
         column = dataclasses.replace(column, missing=True)
