@@ -54,15 +54,10 @@ def compression_job(
     """
     config = {**recipe, **more}
     epochs = sum(config[phase]["epochs"] for phase in ("bound", "tuning"))
-    teacher = config.get("teacher")
-    if teacher:
-        epochs += teacher["training"]["epochs"]
     seconds = 5.0 + SECONDS[config["network"]] * epochs
     if quick:
         phases = {"bound": {**config["bound"], "epochs": 2}}
         phases["tuning"] = {**config["tuning"], "epochs": 1}
-        if teacher:
-            phases["teacher"] = {**teacher, "training": {**teacher["training"], "epochs": 1}}
         config, seconds = {**config, **QUICK, **phases}, 5.0
     return Job(name, seed, config, seconds, ("mnist",))
 

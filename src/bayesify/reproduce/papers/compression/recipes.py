@@ -134,7 +134,7 @@ class Trial(NamedTuple):
         """The first settings with the changes."""
         made = dict(_FIRST[self.recipe])
         for key, value in self.changes.items():
-            made[key] = {**made.get(key, {}), **value} if isinstance(value, Mapping) else value
+            made[key] = {**made[key], **value} if isinstance(value, Mapping) else value
         return made
 
 
@@ -177,12 +177,6 @@ def _moved_late(amount: float = 0.1, **more: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-#: A whole network by maximum likelihood; its weight and temperature are those of a first trial.
-_TEACHER: dict[str, Any] = {
-    "training": {"epochs": 20, "lr": 2e-3, "temperature": 0.0},
-    "share": 0.7,
-    "temperature": 2.0,
-}
 #: Both phases of 2x1200 longer, and the second one colder.
 _LONG: dict[str, Any] = {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "temperature": 0.3}}
 
@@ -263,10 +257,6 @@ _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
         "moved-later": (
             "moved and long, weights pruned between 30 and 95 %",
             _moved_late(bound={"prune_between": [0.3, 0.95]}),
-        ),
-        "taught": (
-            "moved and long, second phase taught by a whole network",
-            {**_moved_late(), "teacher": _TEACHER},
         ),
     },
     "lenet-5-caffe-bytes": {

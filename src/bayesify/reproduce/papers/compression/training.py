@@ -11,16 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.datasets import AugmentedImages, ImageData, TensorLoader
-from bayesify.datasets.loader import EpochLoader
-from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import ScaleMixture
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Job
 from bayesify.reproduce.harness.half_precision import half_precision
-from bayesify.reproduce.papers.compression.distillation import (
-    DistillationLikelihood,
-    TaughtImages,
-)
 from bayesify.reproduce.papers.compression.networks import make_network
 from bayesify.reproduce.papers.compression.unit_pruning import UnitPruning
 from bayesify.training import fit
@@ -36,50 +30,20 @@ def train(job: Job, data: ImageData, context: Context) -> BayesianModule:
 
     The settings of the two phases are ``bound`` and ``tuning``. In the first the network is trained
     on the bound and pruned; in the second the weights that are left are trained on, at a lower
-    temperature. With the settings ``teacher`` a whole network is trained by maximum likelihood
-    between them, and the second phase learns from its outputs too.
+    temperature.
     """
     config = job.config
     net = make_network(config["network"], dropout_input=config["dropout_input"], seed=job.seed)
     prior = ScaleMixture(pi=config["pi"], std1=config["std1"], std2=config["std2"])
     bnn = BayesianModule(net, prior=prior, init_std=config["init_std"], seed=job.seed)
     bnn.to(context.device)
-    phases = 3 if "teacher" in config else 2
     with _channels_last(bnn.net):
-        images = _images(config, data, job.seed, context.device)
-        _fit(bnn, images, config["bound"], config, context.part("bound", 0, phases))
+        _fit(bnn, config["bound"], config, data, context.part("bound", 0, 2))
         for module in bnn.net.modules():
             if isinstance(module, nn.Dropout):
                 module.p = config["tuning"]["dropout_input"]
-        last = context.part("tuning", phases - 1, phases)
-        if "teacher" in config:
-            _fit_taught(bnn, images, config, context.part("teacher", 1, phases), last)
-        else:
-            _fit(bnn, images, config["tuning"], config, last)
+        _fit(bnn, config["tuning"], config, data, context.part("tuning", 1, 2))
     return bnn.to("cpu")
-
-
-def _fit_taught(
-    bnn: BayesianModule,
-    images: EpochLoader,
-    config: Mapping[str, Any],
-    first: Context,
-    second: Context,
-) -> None:
-    """Train a teacher, then the weights that are left on the labels and on its outputs."""
-    settings = config["teacher"]
-    whole = BayesianModule(
-        make_network(config["network"], seed=bnn.seed), posterior=Delta, seed=bnn.seed
-    ).to(first.device)
-    with _channels_last(whole.net):
-        _fit(whole, images, settings["training"], config, first)
-    teacher = whole.to_module().eval()
-    labels = bnn.likelihood
-    bnn.likelihood = DistillationLikelihood(settings["share"], settings["temperature"])
-    with _channels_last(teacher):
-        taught = TaughtImages(images, teacher, settings["temperature"])
-        _fit(bnn, taught, config["tuning"], config, second)
-    bnn.likelihood = labels
 
 
 @contextmanager
@@ -96,31 +60,26 @@ def _channels_last(net: nn.Module) -> Iterator[None]:
         yield
 
 
-def _images(config: Mapping[str, Any], data: ImageData, seed: int, device: str) -> AugmentedImages:
-    inputs, targets = (each.to(device) for each in (data.train_inputs, data.train_targets))
-    images = TensorLoader(inputs, targets, config["batch_size"], seed=seed)
-    return AugmentedImages(images, config.get("moved", 0.0), data.image_shape)
-
-
 def _fit(
     bnn: BayesianModule,
-    images: EpochLoader,
     phase: Mapping[str, Any],
     config: Mapping[str, Any],
+    data: ImageData,
     context: Context,
 ) -> None:
     """Train in one phase, in bfloat16 where the machine has it."""
-    epochs = phase["epochs"]
+    num_data, epochs = len(data.train_targets), phase["epochs"]
     warmup = phase.get("kl_warmup", 0.0) * epochs
-    has_stds = not isinstance(bnn.posterior, Delta)
+    inputs, targets = (each.to(context.device) for each in (data.train_inputs, data.train_targets))
+    images = TensorLoader(inputs, targets, config["batch_size"], seed=bnn.seed)
     with half_precision(context.device):
         fit(
-            ELBO(bnn, num_data=images.num_data, temperature=phase["temperature"]),
-            images,
+            ELBO(bnn, num_data=num_data, temperature=phase["temperature"]),
+            AugmentedImages(images, config.get("moved", 0.0), data.image_shape),
             epochs=epochs,
             optimizer=partial(torch.optim.Adam, lr=phase["lr"], fused=True),
             scheduler=cosine,
-            rho_lr_scale=config["rho_lr_scale"] if has_stds else 1.0,
+            rho_lr_scale=config["rho_lr_scale"],
             kl_warmup_epochs=warmup,
             kl_warmup_power=phase.get("kl_warmup_power", 1.0),
             pruning=_schedule(phase, epochs),
