@@ -125,6 +125,11 @@ def test_a_full_disk_leaves_the_adapter(tmp_path: Path, monkeypatch: pytest.Monk
         save_adapter(bnn, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    monkeypatch.undo()
+    (folder / ".part-abc").mkdir()  # of a process that was killed
+    (folder / ".part-abc" / "adapter_config.json").write_text("{")
+    save_adapter(bnn, folder)
+    assert {path.name for path in folder.iterdir()} == set(before)
 
 
 @pytest.mark.filterwarnings("ignore:no noise loses:UserWarning")  # of so little data

@@ -23,6 +23,7 @@ from bayesify.datasets import (
     load_labelled_images,
     open_image,
 )
+from bayesify.datasets.image_files import image_kind
 
 
 def fit(folder: Path, **options: Any) -> tuple[FolderData, ImageSchema]:
@@ -158,6 +159,11 @@ def test_sixteen_bits_are_not_clipped(tmp_path: Path) -> None:
     (tmp_path / "16.pgm").write_bytes(b"P5 4 4 65535\n" + words)
     eight, *sixteen = schema.inputs([tmp_path / name for name in ("8.png", "16.png", "16.pgm")])
     assert all(torch.equal(eight, each) for each in sixteen)
+    order = tmp_path / "16.tiff"  # of which Pillow tells that its bytes are in the other order
+    Image.frombytes("I;16B", (4, 4), words).save(order)
+    assert torch.equal(schema.inputs([order])[0], eight)
+    for name in ("8.png", "16.png", "16.pgm", "16.tiff"):
+        assert image_kind(tmp_path / name) == (4, 4, False)
     Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "float.tiff")
     with pytest.raises(
         DataError, match=r"float\.tiff has pixels of mode F, whose range is not known"

@@ -130,3 +130,12 @@ def test_other_files_are_errors(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"\x07nothing of the kind")
         with pytest.raises(StorageError, match="not a whole"):
             read_metadata(tmp_path / name)
+
+
+def test_a_description_of_any_length_is_not_read(tmp_path: Path) -> None:
+    """A small archive may hold much."""
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/extra/bayesify", b" " * (64 * 2**20 + 1))
+    assert (tmp_path / "net.pt2").stat().st_size < 100_000
+    with pytest.raises(StorageError, match="is too long, 67,108,865 bytes"):
+        read_metadata(tmp_path / "net.pt2")

@@ -424,3 +424,27 @@ def test_what_is_not_random_is_not_counted_as_bits_of_a_weight(tmp_path: Path) -
     assert alone.num_other_bytes == 0
     assert size.num_bytes > size.num_other_bytes > 4 * 2040
     assert size.bits_per_weight == pytest.approx(alone.bits_per_weight, rel=0.2)
+
+
+def test_what_no_writer_writes_is_refused_though_its_digest_fits() -> None:
+    """The digest has no key: it tells damages, not forgeries."""
+    net = nn.Sequential(nn.Linear(3, 2, bias=False))
+    content, _ = compressed(posterior(net))
+    start = 12 + 1 + 1 + 8 + 1  # count, flags, fingerprint, number of weights; then the unit
+    assert content[12] == 1
+    changed = {
+        "a unit that is no number": (start, b"\x7f\xc0"),
+        "one that is infinite": (start, b"\x7f\x80"),
+        "a width of 1": (start + 2, bytes([2])),
+        "a width of 2": (start + 2, bytes([4])),
+        "a long count": (12, b"\xff" * 6000),
+    }
+    for what, (place, new) in changed.items():
+        rest = content[place + len(new) :] if len(new) < 10 else content[place:]
+        body = content[12:place] + new + rest
+        forged = content[:4] + hashlib.sha256(body).digest()[:8] + body
+        try:
+            decompressed(forged, net)
+        except StorageError:
+            continue
+        raise AssertionError(f"{what} is read as a network")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import hashlib
 import os
 import resource
 import sys
@@ -22,6 +23,7 @@ from torch import nn
 import bayesify
 from bayesify import BayesianModule, load, save
 from bayesify.io import StorageError, atomic_path, atomic_write, read_tensors, write_tensors
+from bayesify.io.files import remove_leftovers
 
 
 @pytest.fixture
@@ -168,3 +170,48 @@ def test_a_private_file_stays_private(tmp_path: Path) -> None:
     (tmp_path / "m").chmod(0o600)
     save(bnn, tmp_path / "m")
     assert (tmp_path / "m").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the modes of POSIX")
+def test_what_replaces_a_private_file_is_private_from_its_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.touch(0o600)
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert temporary.stat().st_mode & 0o777 == 0o600
+    assert path.read_text() == "new"
+
+
+def test_a_description_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """JSON makes texts of the keys that are numbers, which sort otherwise."""
+    meta = {"counts": {number: 0.5 * number for number in (2, 10, 1)}, "mixed": {1: 0, "a": 2}}
+    write_tensors(tmp_path / "m", {"a": torch.ones(2)}, meta)
+    _, found = read_tensors(tmp_path / "m")
+    assert found["counts"] == {"1": 0.5, "2": 1.0, "10": 5.0}
+    assert found["mixed"] == {"1": 0, "a": 2}
+
+
+def test_a_name_of_any_length_that_the_system_takes(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 127)
+    atomic_write(path, "1")
+    killed = tmp_path / f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()}.99999999-1.tmp"
+    killed.touch()
+    remove_leftovers(tmp_path, "other")
+    assert killed.exists()
+    remove_leftovers(tmp_path, path.name)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_processes_of_one_number_do_not_share_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two containers with one folder, in which both have the number 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    path = tmp_path / "m"
+    with atomic_path(path) as first:
+        first.write_text("first")
+        with atomic_path(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,6 +69,8 @@ def save_adapter(bnn: BayesianModule, folder: str | os.PathLike[str]) -> None:
     net: Any = copy_network(bnn.net)
     means = bnn.posterior.masked_mean.detach().to(bnn.layout.dtype)
     stateless.restore_parameters(net, bnn.layout, bnn.layout.unflatten(means))
+    for left in target.glob(".part-*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     # Within the folder, which may be of another file system than its parent.
     with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as part:
         # "auto" would ask a hub for the size of the vocabulary.

@@ -212,7 +212,9 @@ def _content_of(file: DataFile, path: Path, raw: bytes, directory: Path) -> byte
         mend = f"delete it or put a good copy of {file.title} in its place"
         if path.parent == directory:
             # MNIST and Fashion-MNIST share their file names: a flat folder may hold the other one.
-            mend += f", or put that into {directory / file.dataset}, which is searched first"
+            mend += (
+                f", or put that into {directory / file.folder_names[0]}, which is searched first"
+            )
         raise DataError(f"{path} is not the right file: {error}; {mend}") from error
 
 

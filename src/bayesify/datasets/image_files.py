@@ -217,7 +217,8 @@ def image_kind(path: Path) -> tuple[int, int, bool]:
     from PIL import Image
 
     with _reading(path), Image.open(path) as image:
-        return *image.size, image.mode not in ("1", "L", "LA", "I", "I;16", "F")
+        is_grey = image.mode in ("1", "L", "LA", "I", "F") or image.mode.startswith("I;16")
+        return *image.size, not is_grey
 
 
 def check_image(path: Path) -> bytes:

@@ -26,7 +26,7 @@ class TensorLoader:
             such tensors, for a network with several inputs.
         targets: shape (N, ...), finite, on the same device.
         batch_size: examples per minibatch, at least 1.
-        shuffle: permute the examples; if False they keep their order, and minibatches are views.
+        shuffle: permute the examples; if False they keep their order.
         seed: seed of the order, an integer of at most 128 bits with its sign.
         has_bounds: whether targets are bounds, as for ``CensoredGaussianLikelihood``, and may be
             infinite.

@@ -180,6 +180,8 @@ def _onnx_text(path: Path) -> str | None:
 
 
 #: What Python's zip reader raises of an altered archive.
+#: Bytes of a description that is read: a table's is of some thousands.
+_MOST_TEXT = 64 * 2**20
 _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
@@ -196,7 +198,12 @@ def _program_text(path: Path) -> str | None:
             with zipfile.ZipFile(file) as archive:
                 names = (n for n in archive.namelist() if n.endswith(f"/extra/{METADATA_KEY}"))
                 found = next(names, None)
-                return None if found is None else archive.read(found).decode()
+                if found is None:
+                    return None
+                size = archive.getinfo(found).file_size
+                if size > _MOST_TEXT:
+                    raise StorageError(f"the description in {path} is too long, {size:,} bytes")
+                return archive.read(found).decode()
         except _DAMAGED as error:
             raise StorageError(
                 f"{path} is not a whole .pt2 file, it was cut off or altered"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -321,6 +322,8 @@ def _parsed(body: bytes, parameters: Mapping[str, Tensor], source: str) -> _Part
     for _ in names:
         units.append(struct.unpack(">f", reader.take(2) + b"\0\0")[0])
         width, by_rows = divmod(reader.varint(), 2)
+        if not math.isfinite(units[-1]) or 0 < width < 3:  # which no writer writes
+            raise StorageError(f"{source} holds what no network has; {_USE_A_COPY}")
         scans.append(Scan(bool(by_rows), width))
     document = reader.take(reader.varint())
     rest = from_safetensors(document) if document else {}
@@ -347,6 +350,8 @@ class _Bytes:
             if byte < 128:
                 return value
             shift += 7
+            if shift > 63:
+                raise IndexError("it has a number of more than 63 bits")
 
     def rest(self) -> bytes:
         return self._content[self._at :]

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -38,8 +38,11 @@ __all__ = [
 _META_KEY = "bayesify"
 #: Format 1 had ``kept`` for ``mask`` and ``perturbation`` for ``estimator``.
 _FORMAT = 2
-#: Names of the temporary files of atomic_path: the file's, the process's and the thread's.
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-\d+\.tmp")
+#: Names of the temporary files of atomic_path: the file's, the process's and a random number, since
+#: processes of several machines may have one number.
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)-[0-9a-f]+\.tmp")
+#: Bytes of a file's name in these; file systems allow 255 in all.
+_MOST_OF_NAME = 200
 _OLD_NAMES = {"kept": "mask", "perturbation": "estimator"}
 
 
@@ -75,7 +78,8 @@ def encoded_size(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
 def _encoded(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> bytes:
     # Cloned, since safetensors does not accept tensors that share memory (tied parameters).
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    document = {"format": _FORMAT, **meta}
+    # As it will be read: JSON makes texts of the keys that are numbers.
+    document = json.loads(json.dumps({"format": _FORMAT, **meta}))
     document["sha256"] = digest_of(copies, document)
     return encoded_safetensors(copies, {_META_KEY: json.dumps(document, allow_nan=True)})
 
@@ -213,12 +217,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
         (False, '1')
     """
     path = named_file(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
+    token = secrets.token_hex(8)
+    temporary = path.with_name(f".{_short(path.name)}.{os.getpid()}-{token}.tmp")
     try:
+        if path.is_file() and not path.stat().st_mode & 0o077:
+            temporary.touch(0o600)  # what only its owner may read is so from the first byte on
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        if path.is_file():  # what only its owner may read stays so
+        if path.is_file():
             with suppress(OSError):  # some file systems have no modes
                 shutil.copymode(path, temporary)
         temporary.replace(path)
@@ -249,12 +256,18 @@ def remove_leftovers(folder: Path, name: str | None = None, *, min_age: float = 
     """
     for each in folder.iterdir():
         left = _TEMPORARY.fullmatch(each.name)
-        if left is None or name not in (None, left["name"]):
+        if left is None or (name is not None and left["name"] != _short(name)):
             continue
         if not _is_running(int(left["process"])):
             with suppress(OSError):
                 if time.time() - each.stat().st_mtime >= min_age:
                     each.unlink()
+
+
+def _short(name: str) -> str:
+    """Return the name of a file, or a digest of it where it is too long for more to be added."""
+    name_bytes = os.fsencode(name)
+    return name if len(name_bytes) <= _MOST_OF_NAME else hashlib.sha256(name_bytes).hexdigest()
 
 
 def _is_running(process: int) -> bool:

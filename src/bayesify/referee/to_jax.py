@@ -19,9 +19,9 @@ from torch import Tensor, nn
 __all__ = ["import_optional", "to_jax"]
 
 _aten = torch.ops.aten
-#: Kept whole, as their decomposition has an infinite gradient in a branch that is not taken.
 #: Arguments of operators that say where and how a tensor is stored.
 _OF_STORAGE = {"dtype", "device", "layout", "memory_format", "pin_memory", "non_blocking"}
+#: Kept whole, as their decomposition has an infinite gradient in a branch that is not taken.
 _WHOLE = (_aten.softplus.default, _aten.logaddexp.default, _aten.log_sigmoid_forward.default)
 
 

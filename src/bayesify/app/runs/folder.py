@@ -58,9 +58,10 @@ class Run:
     """The folder of a run, with its settings.
 
     It holds ``config.json``, ``history.csv``, ``checkpoint.safetensors``, ``metrics.json``,
-    ``pruning.json``, ``report.html`` and the figures; for a table also ``table.json``,
-    ``table.safetensors`` if it has texts or images, and ``tuning.db`` and ``tuning.json`` if its
-    settings were searched; for images of one's own ``images.json``.
+    ``pruning.json``, ``report.html`` and the figures; ``prior`` with the learned prior of a run by
+    a PAC-Bayes bound; for a table also ``table.json``, ``table.safetensors`` if it has texts or
+    images, and ``tuning.db`` and ``tuning.json`` if its settings were searched; for images of one's
+    own ``images.json``.
 
     Args:
         folder: path of the folder.

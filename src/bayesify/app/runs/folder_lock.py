@@ -39,14 +39,14 @@ def claimed_folder(dataset: str) -> Iterator[Path]:
 
     It is removed again if nothing was written into it.
     """
+    has_parent = new_folder(dataset).parent.exists()
     while True:
         folder = new_folder(dataset)
-        has_parent = folder.parent.exists()
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir()
-        except FileExistsError:  # another process has just made it
-            continue
+        except (FileExistsError, FileNotFoundError):
+            continue  # another process has just made it, or removed its empty parent
         break
     try:
         yield folder

@@ -222,13 +222,16 @@ def prune_table(
         ValueError: a fraction is not between 0 and 1.
         TypeError: the network is a point estimate.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     inputs, targets = shown(data)
     if not data.class_names:
         inputs, targets = inputs[:MOST_PRUNED], targets[:MOST_PRUNED]
     own = 1.0 - weights_left(bnn) / bnn.layout.num_weights
     for fraction in dict.fromkeys((own, *(each for each in fractions if each > own))):
         small = prune(bnn, fraction) if fraction > own else bnn
+        # The network's own fraction is rounded, so that another one may be the same.
+        if any(row["weights_left"] == weights_left(small) for row in rows):
+            continue
         averaged = _predicted(small, data, inputs, num_samples, train=not len(data.test_inputs))
         rows.append(
             {

@@ -252,9 +252,10 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
     from bayesify.datasets.image_files import open_image
 
     height, width = shape[:2]
-    if check_size(file) != (width, height):
+    found = check_size(file)
+    if found != (width, height):
         raise ValueError(
-            f"an image must have {width} x {height} pixels, got {' x '.join(map(str, _size(file)))}"
+            f"an image must have {width} x {height} pixels, got {' x '.join(map(str, found))}"
         )
     try:
         with Image.open(file, formats=FORMATS) as image:
@@ -269,9 +270,3 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
     if pixels.shape[:2] != (height, width):
         raise ValueError("an image must not be rotated by its EXIF data; rotate its pixels")
     return pixels
-
-
-def _size(file: io.BytesIO) -> tuple[int, int]:
-    found = check_size(file)
-    file.seek(0)
-    return found

@@ -12,7 +12,7 @@ from bayesify.app.runs import Run, RunError
 from bayesify.app.runs.abstention import MOST_HELD_OUT, threshold_of
 from bayesify.app.runs.measure import distinct_samples, in_units, widened_rows
 from bayesify.app.serve.answers import check_finite, class_answers, number_answers
-from bayesify.app.serve.images import ImageReader, check_size, decoded_exactly
+from bayesify.app.serve.images import ImageReader, decoded_exactly
 from bayesify.app.serve.model import Batch, ModelCard
 from bayesify.app.serve.request_rows import RequestRows
 from bayesify.app.serve.requests import Examples
@@ -193,7 +193,6 @@ def _image_reader(schema: ImageSchema | None) -> ImageReader:
         return ImageReader(size, lambda file: decoded_exactly(file, size))
 
     def decode(file: io.BytesIO) -> Any:
-        check_size(file)
         return schema.pixels([file])[0].permute(1, 2, 0).numpy()
 
     shape = (schema.size, schema.size, schema.channels)
