@@ -430,7 +430,7 @@ def test_what_no_writer_writes_is_refused_though_its_digest_fits() -> None:
     """The digest has no key: it tells damages, not forgeries."""
     net = nn.Sequential(nn.Linear(3, 2, bias=False))
     content, _ = compressed(posterior(net))
-    start = 12 + 1 + 1 + 8 + 1  # count, flags, fingerprint, number of weights; then the unit
+    start = 12 + 1 + 1 + 4 + 1  # count, flags, fingerprint, number of weights; then the unit
     assert content[12] == 1
     changed = {
         "a unit that is no number": (start, b"\x7f\xc0"),
