@@ -218,3 +218,60 @@ def test_a_column_of_nothing_but_missing_values_is_not_used(cell: str) -> None:
     model = trained([cell] * 60, np.arange(60.0))
     assert [column.kind for column in model.columns_] == ["unused"]
     assert read(model, ["anything"]) == read(model, [cell])
+
+
+HOURS = pd.Series(pd.date_range("2024-01-01", periods=60, freq="h"))
+DAYS = pd.Series(pd.date_range("2024-01-01", periods=60, freq="D"))
+
+
+def in_zone(times: pd.Series, zone: str = "America/New_York") -> pd.Series:
+    return times.dt.tz_localize(zone)
+
+
+def as_text(times: pd.Series) -> pd.Series:
+    return times.astype(str)
+
+
+@pytest.mark.parametrize(
+    ("trained", "new", "message"),
+    [
+        (HOURS, in_zone(HOURS), "where training has times without a time zone; write them in"),
+        (HOURS, as_text(in_zone(HOURS)), "where training has times without a time zone"),
+        (as_text(HOURS), in_zone(HOURS), "where training has times without a time zone"),
+        (in_zone(HOURS), HOURS, "where training has times with a time zone; write their offset"),
+        (in_zone(HOURS), as_text(HOURS), "where training has times with a time zone"),
+        (as_text(in_zone(HOURS)), HOURS, "where training has times with a time zone"),
+        (DAYS, in_zone(DAYS), "where training has times without a time zone"),
+        # Of days alone, and of any times with and without, UTC is the zone.
+        (DAYS, in_zone(DAYS, "UTC"), ""),
+        (in_zone(DAYS, "UTC"), DAYS, ""),
+        (DAYS, as_text(DAYS) + "T00:00:00Z", ""),
+        (HOURS, as_text(HOURS), ""),
+        (in_zone(HOURS), as_text(in_zone(HOURS)), ""),
+        (as_text(in_zone(HOURS)), in_zone(HOURS), ""),
+    ],
+)
+def test_times_with_and_without_a_zone_are_not_exchanged(
+    trained: pd.Series, new: pd.Series, message: str
+) -> None:
+    y = np.arange(60.0)
+    model = BayesianMLPRegressor(steps=2, random_state=0).fit(pd.DataFrame({"t": trained}), y)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            model.predict(pd.DataFrame({"t": new}))
+        return
+    expected = model.predict(pd.DataFrame({"t": trained}))
+    np.testing.assert_array_equal(model.predict(pd.DataFrame({"t": new})), expected)
+
+
+def test_time_spans_and_numbers_are_not_exchanged() -> None:
+    hours = pd.DataFrame({"x": np.arange(40.0)})
+    spans = pd.DataFrame({"x": pd.to_timedelta(hours["x"], "h")})
+    for trained, new, message in (
+        (hours, spans, r"must hold numbers, as in training, got time spans; .*pd\.Timedelta"),
+        (spans, hours, r"must hold time spans, as in training, got numbers; .*pd\.to_timed"),
+    ):
+        model = BayesianMLPRegressor(steps=2, random_state=0).fit(trained, hours["x"])
+        with pytest.raises(ValueError, match=message):
+            model.predict(new)
+        assert len(model.predict(trained.astype(object))) == 40

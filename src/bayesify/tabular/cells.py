@@ -19,18 +19,22 @@ __all__ = [
     "MISSING",
     "Floats",
     "Texts",
+    "are_zoned",
     "as_days",
     "as_flags",
     "as_numbers",
     "by_value",
     "days_of",
     "is_missing",
+    "offsets_of",
 ]
 
 Floats = npt.NDArray[np.float64]
 Texts = npt.NDArray[np.object_]
 
 _DIGIT = re.compile(r"\d")
+#: The offset from UTC at the end of a time of day.
+_OFFSET = re.compile(r":\d\d(?:\.\d+)? ?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)$", re.IGNORECASE)
 #: Cells without a value, in lower case.
 MISSING = frozenset(
     ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "null", "#null!", "none", "nil")
@@ -145,6 +149,28 @@ def as_days(texts: Texts, form: str) -> Floats:
     series = pd.Series(texts, dtype=object).str.replace(r"(?<=\.\d{6})\d+", "", regex=True)
     options: dict[str, Any] = {"format": form, "errors": "coerce", "utc": True}
     return days_of(pd.to_datetime(series, **options))
+
+
+def offsets_of(texts: Texts) -> list[str]:
+    """Return the offset from UTC that each time has, such as +02:00 or Z; "" for one without.
+
+    Example:
+        >>> offsets_of(np.array(["2024-01-05 10:00", "2024-01-05T10:00:00+02:00"], dtype=object))
+        ['', '+02:00']
+    """
+    found = (_OFFSET.search(text) for text in texts)
+    return ["" if each is None else each[1] for each in found]
+
+
+def are_zoned(texts: Texts) -> bool | None:
+    """Return whether times have a time zone; None where only some do.
+
+    Example:
+        >>> are_zoned(np.array(["2024-01-05 10:00", "2024-01-05"], dtype=object))
+        False
+    """
+    found = set(map(bool, offsets_of(texts)))
+    return found.pop() if len(found) == 1 else None
 
 
 def days_of(times: pd.Series) -> Floats:

@@ -16,6 +16,7 @@ from bayesify.tabular.cells import (
     FLAG_WORDS,
     Floats,
     Texts,
+    are_zoned,
     as_days,
     by_value,
     is_missing,
@@ -261,7 +262,12 @@ class ColumnScan:
                     f"{name}: years of two digits were read as 1969 to 2068; write years of four "
                     "digits if others are meant"
                 )
-            return DateColumn(name=name, form=form)
+            zoned = are_zoned(np.array(list(self.texts), dtype=object))
+            if zoned is None:
+                self.remarks.append(
+                    f"{name}: some times have a time zone; those without one were read as UTC"
+                )
+            return DateColumn(name=name, form=form, zoned=zoned)
         if (words := self._flag_words()) is not None:
             return FlagColumn(name=name, words=words)
         if amounts := self._amounts():

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pandas.api import types
 
 from bayesify.tabular.advice import TableWarning
-from bayesify.tabular.cells import Floats, Texts, by_value, days_of, is_missing
+from bayesify.tabular.cells import Floats, Texts, are_zoned, by_value, days_of, is_missing
 from bayesify.tabular.columns import (
     FEW_LEVELS,
     MOST_LEVELS,
@@ -149,11 +149,11 @@ def _column(name: str, cells: pd.Series) -> tuple[Column, list[str]]:
         return UnusedColumn(name=name), []
     kind = _kind(cells)
     if kind == "number":
-        return NumberColumn(name=name), []
+        return NumberColumn(name=name, spans=_are_spans(cells)), []
     if kind == "flag":
         return FlagColumn(name=name, words=("false", "true")), []
     if kind == "date":
-        return DateColumn(name=name), []
+        return DateColumn(name=name, zoned=are_zoned(_texts(_few(cells)))), []
     texts = _texts(cells)
     if kind == "text":
         scan = ColumnScan(name)
@@ -266,12 +266,24 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
     """Return what reads new cells of a fitted column, and a remark if they are written otherwise.
 
     Cells of the type of training's are not looked at, but for numbers of a column that was written
-    with a unit; nor are levels refused that are new, but where most are, the remark says so.
+    with a unit, time spans among numbers and the time zone of dates; nor are levels refused that
+    are new, but where most are, the remark says so.
     """
     kind = _kind(cells) if cells.notna().any() else ""
+    spans = column.spans if isinstance(column, NumberColumn) else None
+    if spans is not None and kind == "number" and _are_spans(cells) != spans:
+        must, got, mend = "numbers", "time spans", "column / pd.Timedelta(1, unit)"
+        if spans:
+            must, got, mend = "time spans", "numbers", "pd.to_timedelta(column, unit)"
+        raise ValueError(
+            f"the column {column.name!r} must hold {must}, as in training, got {got}; convert "
+            f"them, as by {mend}"
+        )
     is_native = kind == {NumberColumn: "number", DateColumn: "date"}.get(type(column))
     if is_native and isinstance(column, NumberColumn) and not takes_any_number(column):
         reading = reading_of_numbers(column, _values(column, cells))
+    elif is_native and isinstance(column, DateColumn):
+        reading = reading_of(dataclasses.replace(column, form="ISO8601"), _texts(_few(cells)))
     elif not kind or is_native or isinstance(column, UnusedColumn):
         return column, ""
     else:
@@ -280,6 +292,8 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
         if isinstance(column, CategoryColumn):  # as scikit-learn's own plots may set them
             return column, f"{reading.error}; until then they are unknown levels"
         raise ValueError(reading.error)
+    if is_native and isinstance(column, DateColumn):
+        return column, ""
     # Another type than text has one meaning, as 1.0 for True.
     return reading.column, reading.remark if kind in ("text", "category") else ""
 
@@ -287,7 +301,7 @@ def _reader(column: Column, cells: pd.Series) -> tuple[Column, str]:
 def _values(column: Column, cells: pd.Series) -> Floats:
     kind = _kind(cells) if cells.notna().any() else ""
     if isinstance(column, NumberColumn) and kind == "number":
-        if types.infer_dtype(cells, skipna=True).startswith("timedelta"):
+        if _are_spans(cells):
             return np.asarray(pd.to_timedelta(cells) / _DAY, dtype=np.float64)
         numbers = pd.to_numeric(cells).to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(numbers).any():
@@ -302,6 +316,16 @@ def _values(column: Column, cells: pd.Series) -> Floats:
         # The texts of date objects are ISO 8601, whatever the format of training's texts.
         column = dataclasses.replace(column, form="ISO8601")
     return column.parse(_texts(cells))
+
+
+def _are_spans(cells: pd.Series) -> bool:
+    found: str = types.infer_dtype(cells, skipna=True)
+    return found.startswith("timedelta")
+
+
+def _few(cells: pd.Series) -> pd.Series:
+    """Return the first cells with a value, by which the time zone of typed dates is known."""
+    return cells.dropna().iloc[:20]
 
 
 def _texts(cells: pd.Series) -> Texts:

@@ -29,6 +29,7 @@ class DateColumn(RangedColumn):
         month_days: the days of the month of training's dates, if they are few; else none.
         months: the months, likewise.
         weekdays: the days of the week, likewise, 0 for Monday.
+        zoned: whether training's times have a time zone; None where some do, or it is not known.
 
     Example:
         >>> column = DateColumn(name="sold", form="ISO8601")
@@ -42,6 +43,7 @@ class DateColumn(RangedColumn):
     month_days: tuple[int, ...] = ()
     months: tuple[int, ...] = ()
     weekdays: tuple[int, ...] = ()
+    zoned: bool | None = None
     kind: ClassVar[str] = "date"
 
     def _parse(self, texts: Texts) -> Floats:

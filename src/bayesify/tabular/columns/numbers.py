@@ -145,6 +145,7 @@ class NumberColumn(RangedColumn):
         whole: whether the training values are whole.
         typical: minimum, quartiles and maximum of the training values.
         infinite: whether training had infinite cells, which count as missing.
+        spans: whether training had time spans, which count in days; None if it is not known.
 
     Example:
         >>> column = NumberColumn(name="age")
@@ -166,6 +167,7 @@ class NumberColumn(RangedColumn):
     whole: bool = False
     typical: tuple[float, ...] = ()
     infinite: bool = False
+    spans: bool | None = None
     kind: ClassVar[str] = "number"
 
     @property

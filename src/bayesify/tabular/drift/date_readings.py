@@ -8,7 +8,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from bayesify.tabular.cells import Floats, Texts
+from bayesify.tabular.cells import Floats, Texts, offsets_of
 from bayesify.tabular.columns import DateColumn, calendar_parts
 from bayesify.tabular.drift.column_cells import ColumnCells
 from bayesify.tabular.drift.date_forms import FORMS, date_words, is_sure, order, reordered
@@ -16,14 +16,22 @@ from bayesify.tabular.drift.reading import Reading, as_in_training, refused, sho
 
 __all__ = ["date_reading"]
 
+#: Offsets of UTC, and that of a time without one.
+_UTC = {"", "Z", "UTC", "GMT", "+00", "+0000", "+00:00", "-00:00"}
 _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def date_reading(column: DateColumn, cells: ColumnCells) -> Reading:
     """Return how dates are read: as in training, or in the one other format that is meant."""
+    texts = cells.texts
+    if _has_other_zones(column, texts):
+        has, mend = "without", "write them in the zone of training's, without an offset"
+        if column.zoned:
+            has, mend = "with", "write their offset too, such as +02:00, or Z for UTC"
+        looks = f"cells like {shown(_of_other_zones(column, texts))}"
+        return refused(cells, f"{looks}, where training has times {has} a time zone", mend)
     if not cells.unread:
         return _doubted_date(column, cells)
-    texts = cells.texts
     values = {form: days for form in FORMS if (days := _complete(column, form, texts)) is not None}
     looks = f"cells like {shown(cells.unread_texts)}"
     if not values:
@@ -49,6 +57,22 @@ def date_reading(column: DateColumn, cells: ColumnCells) -> Reading:
         f"{column.name}: dates read as {date_words(form)}, where training has "
         f"{date_words(column.form)}",
     )
+
+
+def _has_other_zones(column: DateColumn, texts: Texts) -> bool:
+    """Return whether times have a zone where training's have none, or none where they have one."""
+    if not _of_other_zones(column, texts):
+        return False
+    # Of days alone UTC is a zone like none.
+    is_utc = all(each.upper() in _UTC for each in offsets_of(texts))
+    return "day" in column.cycles or not is_utc
+
+
+def _of_other_zones(column: DateColumn, texts: Texts) -> list[str]:
+    if column.zoned is None:
+        return []
+    offsets = zip(texts, offsets_of(texts), strict=True)
+    return [text for text, offset in offsets if bool(offset) != column.zoned]
 
 
 def _doubted_date(column: DateColumn, cells: ColumnCells) -> Reading:
