@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def tensors_left_behind(patch: pytest.MonkeyPatch) -> None:
 def trace_not_undone(patch: pytest.MonkeyPatch) -> None:
     """Traced passes move buffers and generators on."""
     patch.setattr("bayesify.estimators.tracing.snapshot", lambda _: lambda: None)
+    patch.setattr("bayesify.estimators.tracing.kept_generators", nullcontext)
 
 
 def pass_not_undone(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.distributions.correlations import Correlation
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.posteriors import GaussianPosterior, MeanFieldGaussian, WeightDraw
-from bayesify.distributions.softplus import inverse_softplus, log_softplus, softplus
+from bayesify.distributions.softplus import inverse_softplus, softplus
 
 __all__ = ["Group", "MomentsGiven", "PosteriorFamily", "ScaledGroup", "StructuredGaussian"]
 
@@ -120,7 +120,11 @@ class StructuredGaussian(GaussianPosterior):
     @property
     def log_scale(self) -> Tensor:
         """The logarithm of the scale of each weight, shape (D,), finite for every finite rho."""
-        return log_softplus(self.rho)
+        scale = softplus(self.rho)
+        # As log_softplus, of whose autograd function torch.compile may warn. softplus underflows where
+        # its logarithm is rho.
+        is_known = scale > 2.0 * torch.finfo(scale.dtype).tiny
+        return torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho)
 
     @property
     def group_correlations(self) -> list[Correlation]:

@@ -29,6 +29,7 @@ def make_network(name: str, *, dropout_input: float = 0.0, seed: int = 0) -> nn.
         seed: seed of the initial values.
 
     Example:
+        >>> import torch
         >>> make_network("lenet-5-caffe")(torch.zeros(3, 784)).shape
         torch.Size([3, 10])
     """
