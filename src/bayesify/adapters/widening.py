@@ -122,13 +122,13 @@ def widen(
         low, high = high, 2.0 * high
     if low == 0.0:
         low = high / 2.0
-        while low > _FIRST * 1e-6 and not is_good(low):
+        while not is_good(low):
+            if low <= _FIRST * 1e-6:
+                raise ValueError(
+                    f"the tolerance must leave room for some noise, but with {tolerance:g} nats an "
+                    "example even the least loses more; raise it, or num_samples"
+                )
             low, high = low / 2.0, low
-        if not is_good(low):
-            raise ValueError(
-                f"the tolerance must leave room for some noise, but with {tolerance:g} nats an "
-                "example even the least loses more; raise it, or num_samples"
-            )
     if high >= _LARGEST:
         warnings.warn(
             f"no noise loses {tolerance:g} nats an example, so that the data decide nothing: sigma "

@@ -121,8 +121,8 @@ class StructuredGaussian(GaussianPosterior):
     def log_scale(self) -> Tensor:
         """The logarithm of the scale of each weight, shape (D,), finite for every finite rho."""
         scale = softplus(self.rho)
-        # As log_softplus, of whose autograd function torch.compile may warn. softplus underflows where
-        # its logarithm is rho.
+        # As log_softplus, of whose autograd function torch.compile may warn: softplus underflows
+        # where its logarithm is rho.
         is_known = scale > 2.0 * torch.finfo(scale.dtype).tiny
         return torch.where(is_known, scale.where(is_known, 1.0).log(), self.rho)
 
