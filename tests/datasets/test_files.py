@@ -82,6 +82,7 @@ WRONG = {
         COMPRESSED[:12] + bytes([COMPRESSED[12] ^ 255]) + COMPRESSED[13:],
         "damaged gzip",
     ),
+    "a few bytes that become 300 MiB": (300 * gzip.compress(bytes(2**20)), "more than 268,435,456"),
     "nothing": (b"", sha256(b"")),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 _GZIP_MAGIC = b"\x1f\x8b"
+#: Bytes beyond which nothing is uncompressed; the largest file of a data set has 47 MB.
+_MOST_BYTES = 256 * 2**20
 
 
 class DataError(ValueError):
@@ -172,19 +175,27 @@ def check_content(file: DataFile, raw: bytes) -> bytes:
         The uncompressed bytes.
 
     Raises:
-        DataError: the gzip is damaged, or the checksum differs; both checksums are named.
+        DataError: the gzip is damaged or larger than any data set's file, or the checksum differs;
+            both checksums are named.
 
     Example:
         >>> file = DataFile("tiny", "abc", hashlib.sha256(b"abc").hexdigest())
         >>> check_content(file, gzip.compress(b"abc"))
         b'abc'
     """
+    content = raw
     try:
-        content = gzip.decompress(raw) if raw.startswith(_GZIP_MAGIC) else raw
+        if raw.startswith(_GZIP_MAGIC):
+            content = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(_MOST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"damaged gzip ({error}), its uncompressed bytes must have SHA-256 {file.sha256}"
         ) from error
+    if len(content) > _MOST_BYTES:
+        raise DataError(
+            f"it has more than {_MOST_BYTES:,} bytes, its uncompressed bytes must have "
+            f"SHA-256 {file.sha256}"
+        )
     got = hashlib.sha256(content).hexdigest()
     if got != file.sha256:
         raise DataError(
