@@ -15,7 +15,14 @@ import torch.fx
 from tests.module.test_predict import Stateful
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, Flipout, LocalReparameterization, freeze
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Flipout,
+    LocalReparameterization,
+    WeightSampling,
+    freeze,
+)
 
 
 @dataclass
@@ -118,11 +125,16 @@ class Caching(nn.Linear):
 
 
 @pytest.mark.parametrize("make", [OrderedDict, lambda: defaultdict(list), SimpleNamespace, dict])
-def test_weights_in_containers_of_any_kind_are_refused(make: Callable[[], Any]) -> None:
+def test_weights_in_containers_of_any_kind_are_those_of_each_sample(
+    make: Callable[[], Any],
+) -> None:
+    x = torch.rand(5, 3)
     bnn = BayesianModule(Caching(make()), init_std=0.5)
+    plain = BayesianModule(nn.Linear(3, 2, bias=False), init_std=0.5)
+    plain.posterior.load_state_dict(bnn.posterior.state_dict())
     for options in ({}, {"batch_size": 2}, {"batch_size": "all"}):
-        with pytest.raises(ValueError, match="keeps tensors of an earlier pass in cache, on which"):
-            bnn.predict(torch.ones(5, 3), 10, **options)  # type: ignore[arg-type]
+        found = bnn.predict(x, 10, **options).mean  # type: ignore[arg-type]
+        torch.testing.assert_close(found, plain.predict(x, 10, **options).mean)  # type: ignore[arg-type]
 
 
 def test_the_weights_of_one_sample_are_not_those_of_the_next() -> None:
@@ -240,3 +252,23 @@ def test_a_frozen_encoder_treats_padding_as_a_prediction_does() -> None:
         found = frozen(x, mask).mean
         inputs = {"x": x, "padding": mask}
         torch.testing.assert_close(found, bnn.predict(inputs, 10).mean)
+
+
+class CachingInALoop(Caching):
+    """Looks at its inputs, so that no pass holds several samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not bool(x.isnan().any())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Caching, CachingInALoop])
+def test_a_frozen_network_computes_what_it_keeps_for_each_sample(kind: type[Caching]) -> None:
+    bnn, x = BayesianModule(kind({}), init_std=0.5), torch.rand(5, 3)
+    frozen = freeze(bnn, 6, estimator=WeightSampling())
+    expected = bnn.predict(x, 6).mean
+    torch.testing.assert_close(frozen(x).mean, expected)
+    assert not any(each.cache for each in frozen.modules() if isinstance(each, Caching))
+    if kind is Caching:
+        exported = torch.export.export(frozen, (x,)).module()
+        torch.testing.assert_close(exported(x).mean, expected)

@@ -98,11 +98,14 @@ class Batching(NamedTuple):
         batch_size: the number of examples in one pass.
         group: the number of weight samples in one pass; 1 is a loop over the samples.
         may_edit_weights: whether the network may write to its weights, so that it needs copies.
+        caches_weights: whether a pass leaves what is a function of its weights, so that each weight
+            sample begins with the attributes of before.
     """
 
     batch_size: int
     group: int
     may_edit_weights: bool = True
+    caches_weights: bool = False
 
     @classmethod
     def of(
@@ -130,7 +133,7 @@ class Batching(NamedTuple):
 
         Raises:
             ValueError: ``batch_size`` is below 1, ``max_memory`` is too small or given where
-                nothing may be divided, or the network keeps what depends on the random weights.
+                nothing may be divided, or the network keeps a state of earlier passes.
 
         Example:
             >>> from torch import nn
@@ -139,8 +142,8 @@ class Batching(NamedTuple):
             >>> with torch.no_grad():
             ...     Batching.of(bnn, x, {})
             ...     Batching.of(bnn, x, {}, max_memory="90 MB")
-            Batching(batch_size=1000, group=1, may_edit_weights=False)
-            Batching(batch_size=158, group=1, may_edit_weights=False)
+            Batching(batch_size=1000, group=1, may_edit_weights=False, caches_weights=False)
+            Batching(batch_size=158, group=1, may_edit_weights=False, caches_weights=False)
         """
         # Forward hooks must see the passes of the prediction only, so that no probe is run.
         has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules_of(network.net))
@@ -150,9 +153,9 @@ class Batching(NamedTuple):
                     'max_memory divides the inputs, which cannot be with batch_size="all" or where '
                     "they are sparse, jagged or packed; leave one of the two out"
                 )
-            if num_samples > 1 and not has_hooks:
-                _check_carried(_undivided(network, inputs, cache), cache)
-            return cls(WHOLE, 1)
+            looks = num_samples > 1 and not has_hooks
+            found = _undivided(network, inputs, cache) if looks else Unmeasured()
+            return cls(WHOLE, 1, caches_weights=_caches_weights(found, cache, num_samples))
         wanted = None if batch_size is None else whole_number("batch_size", batch_size)
         num_examples, mean = count_examples(inputs), network.posterior.mean
         unmeasured = cls(wanted or min(_MAX_BATCH_SIZE, num_examples), 1)
@@ -167,10 +170,10 @@ class Batching(NamedTuple):
             return unmeasured
         else:
             pass_memory = _cached_pass_memory(network, inputs, cache, wanted or WHOLE)
-        if num_samples > 1:
-            _check_carried(pass_memory, cache)
+        caches_weights = _caches_weights(pass_memory, cache, num_samples)
         if isinstance(pass_memory, Unmeasured):
-            return unmeasured if wanted or pass_memory.takes_few else cls(WHOLE, 1)
+            size = unmeasured.batch_size if wanted or pass_memory.takes_few else WHOLE
+            return cls(size, 1, caches_weights=caches_weights)
         if wanted is None:
             best = _BEST_PASS.get(mean.device.type, _LARGEST_PASS)
             size = min(num_examples, _MAX_BATCH_SIZE, best // pass_memory.per_example)
@@ -179,8 +182,8 @@ class Batching(NamedTuple):
             wanted = ceil(num_examples / ceil(num_examples / max(1, size)))
         # Forward hooks may edit the weights in the passes of the prediction only.
         may_edit = has_hooks or pass_memory.edits_weights
-        alone = cls(wanted, 1, may_edit)
-        if has_hooks or wanted < num_examples or not pass_memory.vectorises:
+        alone = cls(wanted, 1, may_edit, caches_weights)
+        if has_hooks or caches_weights or wanted < num_examples or not pass_memory.vectorises:
             return alone
         share = pass_memory.bytes_for(num_examples) + _AVERAGING * pass_memory.output * num_examples
         if share > _LARGEST_SHARE.get(mean.device.type, _LARGEST_PASS):
@@ -192,16 +195,20 @@ class Batching(NamedTuple):
         return cls(wanted, group, may_edit)
 
 
-def _check_carried(pass_memory: PassMemory | Unmeasured, cache: PassMemoryCache) -> None:
-    """Raise ValueError where a pass leaves tensors that later ones with other weights would use."""
-    # An earlier call, with inputs of another kind, may have left them.
-    carried = next((each.carried for each in cache.values() if each.carried), ())
-    if carried := pass_memory.carried or carried:
+def _caches_weights(
+    pass_memory: PassMemory | Unmeasured, cache: PassMemoryCache, num_samples: int
+) -> bool:
+    """Return whether a pass leaves what is a function of its weights; refuse a state of several."""
+    # An earlier call, with inputs of another kind, may have left it.
+    kept = [each.carried for each in (pass_memory, *cache.values()) if each.carried]
+    state = next((each for each in kept if not each.is_cache), None)
+    if state is not None and num_samples > 1:
         raise ValueError(
-            "each weight sample needs a pass of its own, but the network keeps tensors of an "
-            f"earlier pass in {', '.join(carried[:3])}, on which the outputs of later ones "
-            "depend; compute them in each pass, without a cache"
+            "each weight sample needs a pass of its own, but the network keeps a state of earlier "
+            f"passes in {', '.join(state.names[:3])}, on which the outputs of later ones depend; "
+            "reset it at the start of each pass"
         )
+    return any(each.is_cache for each in kept)
 
 
 def _undivided(

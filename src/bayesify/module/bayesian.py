@@ -307,8 +307,8 @@ class BayesianModule(RandomNetwork, Generic[P_co]):
             else:  # there is no room for samples that outlast the call
                 draw = sampler_of(self.posterior, key)
             rows = batching.group * rows_in_pass(inputs, batching.batch_size)
-            # What a single sample's pass keeps would decide the outputs of the next call's.
-            carries = num_samples == 1 and any(m.carried for m in self._pass_memory.values())
+            # What a pass keeps would decide the outputs of the next call's.
+            carries = batching.caches_weights or any(m.carried for m in self._pass_memory.values())
             kept = kept_attributes(self.net) if carries else nullcontext()
             with one_thread_if_small(self, rows), kept:
                 checked = self._checked_trunks if max_memory is None else None
@@ -381,7 +381,8 @@ class BayesianModule(RandomNetwork, Generic[P_co]):
             if has_code or edits_in_place(self.net):
                 passes = Repeated(num_batches(inputs, batching.batch_size))
             rows = rows_in_pass(inputs, batching.batch_size)
-            with one_thread_if_small(self, rows):
+            kept = kept_attributes(self.net) if batching.caches_weights else nullcontext()
+            with one_thread_if_small(self, rows), kept:
                 return run_in_batches(self, mean, inputs, batching.batch_size, passes)
 
     def to_module(self, sample: int | None = None, *, seed: int | None = None) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesify.distributions.likelihoods import Likelihood
 from bayesify.distributions.posteriors import Delta
 from bayesify.estimators import Estimator, LocalReparameterization, WeightSampling, stateless
-from bayesify.estimators.module_attributes import ModuleAttributes
+from bayesify.estimators.module_attributes import ModuleAttributes, kept_attributes
 from bayesify.estimators.network_state import kept_tensors
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.edited_inputs import Repeated, copied
@@ -262,9 +262,15 @@ class _StackedWeights(nn.Module):
         def run(tensors: Mapping[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:
             return tensor_of(stateless.run_with(self.net, tensors, *inputs), self.output)
 
+        def run_sample(number: int) -> Tensor:
+            weights = {path: each[number] for path, each in stacked.items()}
+            # A cache would be of this sample. TorchDynamo, as in a strict export, cannot look.
+            is_blind = torch.compiler.is_dynamo_compiling()
+            with nullcontext() if is_blind else kept_attributes(self.net):
+                return run(weights, take((args, kwargs)))
+
         def looped() -> Tensor:
-            weights = ({p: t[i] for p, t in stacked.items()} for i in range(self.num_samples))
-            return torch.stack([run(each, take((args, kwargs))) for each in weights])
+            return torch.stack([run_sample(number) for number in range(self.num_samples)])
 
         # A traced program has operations without a form under vmap in ONNX, and any batch size.
         if is_exporting:

@@ -11,16 +11,25 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
+from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.edited_inputs import copied
 from bayesify.module.inputs import Inputs, batches_of, check_output_rows, count_examples
 from bayesify.module.kept_samples import sampler_of
 from bayesify.module.random_network import RandomNetwork
 from bayesify.noise.keys import NoiseKey, Stream
 
-__all__ = ["PROBE_SIZE", "MemoryTracker", "PassMemory", "UnfusedAttention", "Unmeasured"]
+__all__ = [
+    "PROBE_SIZE",
+    "Carried",
+    "MemoryTracker",
+    "PassMemory",
+    "UnfusedAttention",
+    "Unmeasured",
+]
 
 #: Number of examples in the larger of the two measured passes.
 PROBE_SIZE = 8
@@ -160,6 +169,27 @@ class UnfusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Carried(NamedTuple):
+    """What a pass leaves in a network, where the outputs of passes with other weights depend on it.
+
+    Args:
+        names: the attributes that hold it.
+        is_cache: whether it is a function of the weights alone, such as a derived weight that is
+            kept in evaluation mode. Otherwise it is a state, as of a recurrent network that resumes
+            from its last one.
+
+    Example:
+        >>> bool(Carried()), Carried(("net.scaled_weight",), is_cache=True).is_cache
+        (False, True)
+    """
+
+    names: tuple[str, ...] = ()
+    is_cache: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+
 class PassMemory(NamedTuple):
     """The memory of a forward pass as a function of the number of examples.
 
@@ -170,8 +200,7 @@ class PassMemory(NamedTuple):
         output: bytes of the output of one example, which ``per_example`` includes.
         vectorises: whether several weight samples can share a pass.
         edits_weights: whether the network writes to its weights.
-        carried: the attributes in which a pass leaves tensors, where the outputs of later passes
-            with other weights depend on them.
+        carried: what a pass leaves for later ones.
     """
 
     single: int
@@ -180,7 +209,7 @@ class PassMemory(NamedTuple):
     output: int
     vectorises: bool
     edits_weights: bool = False
-    carried: tuple[str, ...] = ()
+    carried: Carried = Carried()
 
     def bytes_for(self, num_examples: int) -> int:
         """Return the bytes of a pass over this number of examples.
@@ -263,9 +292,7 @@ class PassMemory(NamedTuple):
                 except Exception:
                     attributes.restore()  # what one example has left may not suit several
                     peak, outputs, vectorises = measure(count)
-            carried = tuple(attributes.new_tensors())
-            if carried and not _is_carried(network, inputs, count, undo, attributes):
-                carried = ()
+            carried = _carried(network, inputs, count, undo, attributes)
         except Exception:
             attributes.restore()
             raise
@@ -293,7 +320,7 @@ class Unmeasured(NamedTuple):
         takes_few: whether it takes a few examples, though their memory cannot be measured.
     """
 
-    carried: tuple[str, ...] = ()
+    carried: Carried = Carried()
     takes_few: bool = True
 
     @classmethod
@@ -309,24 +336,22 @@ class Unmeasured(NamedTuple):
         try:
             args, kwargs = copied(next(batches_of(inputs, count)))
             network.run_with(network.posterior.masked_mean.clone(), *args, **kwargs)
-            carried = tuple(attributes.new_tensors())
-            is_carried = bool(carried) and _is_carried(network, inputs, count, undo, attributes)
-            return cls(carried if is_carried else ())
+            return cls(_carried(network, inputs, count, undo, attributes))
         finally:
             undo()
             attributes.restore()
 
 
-def _is_carried(
+def _carried(
     network: RandomNetwork,
     inputs: Inputs,
     count: int,
     undo: Callable[[], None],
     attributes: ModuleAttributes,
-) -> bool:
-    """Return whether outputs under a weight sample depend on a pass that was run before.
+) -> Carried:
+    """Return what a pass left on which the outputs under a weight sample depend.
 
-    If so, the attributes are those of before that pass.
+    If there is any, the attributes are those of before that pass.
 
     Args:
         network: the network, after a pass with other weights.
@@ -335,12 +360,17 @@ def _is_carried(
         undo: restores buffers and generator states.
         attributes: those before the pass.
     """
+    names = tuple(attributes.new_tensors())
+    if not names:
+        return Carried()
     key = NoiseKey(network.seed, Stream.PREDICTION, 0)
     (weights,) = sampler_of(network.posterior, key)(range(1))
 
-    def outputs() -> Tensor:
+    def outputs(*, is_zero: bool = False) -> Tensor:
         undo()
         args, kwargs = copied(next(batches_of(inputs, count)))
+        if is_zero:
+            args, kwargs = tree_map_only(Tensor, torch.zeros_like, (args, kwargs))
         with UnfusedAttention():
             result = network.run_with(weights.clone(), *args, **kwargs)
         return network.tensor_of(result).clone()
@@ -349,10 +379,18 @@ def _is_carried(
     for _ in range(2):  # since a network may be random
         attributes.restore()
         alone.append(outputs())
-    is_carried = _are_equal(*alone) and not _are_equal(first, alone[0])
-    if is_carried:
+    if not _are_equal(*alone) or _are_equal(first, alone[0]):
+        return Carried()
+    try:
         attributes.restore()
-    return is_carried
+        outputs(is_zero=True)
+        is_cache = _are_equal(outputs(), alone[0])
+    except Exception as error:  # of the user's network, which may not take zeros
+        if is_out_of_memory(error):
+            raise
+        is_cache = False
+    attributes.restore()
+    return Carried(names, is_cache)
 
 
 def _are_equal(some: Tensor, others: Tensor) -> bool:

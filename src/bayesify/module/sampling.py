@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from bayesify.estimators.module_attributes import ModuleAttributes
 from bayesify.estimators.network_state import snapshot
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.batching import MIN_GROUP, Batching, kind_of_pass, shared_group
@@ -98,6 +99,7 @@ class SampledOutputs:
         has_trunk = (
             self._checked is not None
             and self._batching.group == 1
+            and not self._batching.caches_weights
             and self._num_samples >= _LEAST_SAMPLES
             and may_have_trunk(self._network.net)
         )
@@ -110,7 +112,10 @@ class SampledOutputs:
         """Yield the outputs from sample ``first`` on."""
         batch_size, group = self._batching.batch_size, self._batching.group
         passes = Repeated(num_batches(self._inputs, batch_size))
+        before = ModuleAttributes(self._network.net) if self._batching.caches_weights else None
         while first < self._num_samples:
+            if before is not None:
+                before.restore()
             samples = range(first, min(first + group, self._num_samples))
             weights = self._draw(samples)
             if len(samples) == 1:
