@@ -19,10 +19,14 @@ from bayesify import (
     ELBO,
     BayesianModule,
     Flipout,
+    GaussianLikelihood,
     LocalReparameterization,
     WeightSampling,
+    certify,
     freeze,
 )
+from bayesify.bandits import ThompsonSampler
+from bayesify.training.free_energy import untrained_free_energy
 
 
 @dataclass
@@ -272,3 +276,41 @@ def test_a_frozen_network_computes_what_it_keeps_for_each_sample(kind: type[Cach
     if kind is Caching:
         exported = torch.export.export(frozen, (x,)).module()
         torch.testing.assert_close(exported(x).mean, expected)
+
+
+def caching_and_plain(inputs: int, outputs: int, **options: Any) -> list[BayesianModule[Any]]:
+    """Two networks of the same posterior, of which the first caches its weights."""
+    layers = Caching({}), nn.Linear(3, 2, bias=False)
+    bnns: list[BayesianModule[Any]] = []
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.linspace(-1.0, 1.0, inputs * outputs).view(outputs, -1))
+        bnns.append(BayesianModule(layer, **options))
+    return bnns
+
+
+def test_a_certificate_is_of_new_weights_for_each_prediction() -> None:
+    x = torch.randn(50, 4)
+    y = (x[:, 0] > 0.0).long() + (x[:, 1] > 1.0).long()
+    caching, plain = (
+        certify(bnn, x, y, prior_indices=(), num_samples=400, seed=2).error
+        for bnn in caching_and_plain(4, 3, init_std=1.0)
+    )
+    assert caching == pytest.approx(plain, abs=14.0)  # percent, four standard errors
+
+
+def test_thompson_sampling_draws_a_network_for_each_act() -> None:
+    acts = []
+    for bnn in caching_and_plain(1 + 2, 1, init_std=1.0, likelihood=GaussianLikelihood()):
+        agent = ThompsonSampler(bnn, 2)
+        acts.append([agent.act([0.5]) for _ in range(30)])
+    assert acts[0] == acts[1]
+    assert len(set(acts[0])) == 2
+
+
+def test_the_free_energy_of_untrained_means_is_of_several_samples() -> None:
+    x = torch.randn(40, 3)
+    caching, plain = (
+        untrained_free_energy(ELBO(bnn, num_data=40), [(x, torch.arange(40) % 2)])
+        for bnn in caching_and_plain(3, 2, init_std=0.5)
+    )
+    assert caching == plain

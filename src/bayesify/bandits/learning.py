@@ -18,6 +18,7 @@ from bayesify.bandits.replay import ReplayBuffer
 from bayesify.distributions.likelihoods import CategoricalLikelihood, GaussianLikelihood
 from bayesify.distributions.likelihoods.likelihood import predictive_of
 from bayesify.distributions.posteriors import Delta
+from bayesify.estimators.module_attributes import kept_attributes
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.estimators.out_of_memory import is_out_of_memory
 from bayesify.module.bayesian import BayesianModule
@@ -186,12 +187,14 @@ class RewardModel:
         contexts = self._checked(context).expand(self.num_actions, -1)
         inputs = torch.cat([contexts, self._actions], 1).to(self._device, self._dtype)
         passes = Repeated()
+
+        def outputs_of(each: Tensor) -> Tensor:
+            with kept_attributes(self.bnn.net):  # a cache would be of these weights
+                return self.bnn.tensor_of(self.bnn.run_with(each, passes.take(inputs)))
+
         with evaluation_mode(self.bnn.net):
             try:
-                outputs = [
-                    self.bnn.tensor_of(self.bnn.run_with(each, passes.take(inputs)))
-                    for each in weights
-                ]
+                outputs = [outputs_of(each) for each in weights]
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise

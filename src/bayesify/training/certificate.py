@@ -15,6 +15,7 @@ from bayesify.distributions.kl import kl_divergence
 from bayesify.distributions.likelihoods import CategoricalLikelihood
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.estimators import LocalReparameterization
+from bayesify.estimators.module_attributes import ModuleAttributes, kept_attributes
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import Inputs, arguments_of, count_examples, inputs_of
@@ -348,7 +349,8 @@ def _check_mixes_no_examples(bnn: BayesianModule, inputs: Inputs, rows: Tensor, 
 
     def logits(some: Tensor) -> Tensor:
         args, kwargs = arguments_of(tree_map_only(Tensor, lambda each: each[some], inputs))
-        return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs))
+        with kept_attributes(bnn.net):
+            return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs))
 
     def logits_in_pairs() -> Tensor:
         # Of two, since a network may fail on a batch of one, as for a standard deviation.
@@ -385,10 +387,12 @@ def _wrong_in_passes(
     q = bnn.posterior
     assert isinstance(q, MeanFieldGaussian)
     posterior, wrong = LeafPosterior(q.mean, q.moments_of(bnn.layout)), 0  # once, not at each pass
+    attributes = ModuleAttributes(bnn.net)
     for step, some in enumerate(picks.split(rows), start=1):
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         key = NoiseKey(seed, Stream.CERTIFICATE, step)
         outputs, _ = bnn.sample_outputs(part, key, range(1), posterior=posterior)
+        attributes.restore()  # a cache would be of these weights
         # Asked after each pass, because a network may use its weights differently in some.
         if rows > 1 and any(row.treatment != "exact" for row in bnn.summary()):
             return None
@@ -407,12 +411,13 @@ def _wrong_in_groups(
         args, kwargs = arguments_of(one)
         return bnn.tensor_of(bnn.run_with(weights, *args, **kwargs)).squeeze(0)
 
-    q, wrong = bnn.posterior, 0
+    q, wrong, attributes = bnn.posterior, 0, ModuleAttributes(bnn.net)
     for step, some in enumerate(picks.split(group), start=1):
         part = tree_map_only(Tensor, lambda each, some=some: each[some], inputs)
         noise = q.noise(NoiseKey(seed, Stream.CERTIFICATE, step), range(len(some)))
         weights = q.draw(noise).weights
         outputs = in_one_pass(bnn.net, logits, weights, part)
+        attributes.restore()
         if outputs is None:
             return None
         _check_logits(outputs.unsqueeze(0), targets if step == 1 else None)

@@ -23,6 +23,7 @@ from bayesify.distributions.priors import (
     ScaleMixture,
     StudentT,
 )
+from bayesify.estimators.module_attributes import kept_attributes
 from bayesify.estimators.network_state import evaluation_mode
 from bayesify.module.edited_inputs import copied
 from bayesify.module.inputs import Inputs, arguments_of
@@ -268,7 +269,8 @@ class _Search:
             outputs = []
             for row in noise:
                 args, kwargs = arguments_of(copied(inputs))  # a network may edit them in place
-                outputs.append(bnn.tensor_of(bnn.run_with(kept * row, *args, **kwargs)))
+                with kept_attributes(bnn.net):  # and cache its weights
+                    outputs.append(bnn.tensor_of(bnn.run_with(kept * row, *args, **kwargs)))
             total += float(self._elbo.nll(torch.stack(outputs), targets)) * len(targets)
             count += len(targets)
         return total / count
