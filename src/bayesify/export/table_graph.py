@@ -112,6 +112,8 @@ def export_table(
     if not columns:
         raise ExportError("the table must have a column that the network uses, got none")
     check_installed()
+    from onnx import helper
+
     network = TableNetwork(bnn, schema, num_samples=num_samples, quantiles=quantiles)
     values = example_values(columns)
     traced = TracedNetwork.of(network, torch.from_numpy(values))
@@ -138,7 +140,7 @@ def export_table(
         thresholds=dict(thresholds or {}),
         quantiles=network.quantiles,
     )
-    _set_description(model, description)
+    helper.set_model_props(model, {METADATA_KEY: description.to_json()})
     payload: bytes = model.SerializeToString()
 
     def run(tensor: Tensor) -> list[Tensor]:
@@ -233,9 +235,3 @@ def _texts(name: str, texts: Sequence[str]) -> onnx.TensorProto:
     from onnx import numpy_helper
 
     return numpy_helper.from_array(np.array(texts, dtype=object), name)
-
-
-def _set_description(model: onnx.ModelProto, description: ExportMetadata) -> None:
-    from onnx import helper
-
-    helper.set_model_props(model, {METADATA_KEY: description.to_json()})

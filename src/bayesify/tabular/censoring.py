@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -49,6 +49,19 @@ class Limits:
                 "the lower limit must be below the upper one, and both must be numbers, got "
                 f"{self.below} and {self.above}"
             )
+
+    @classmethod
+    def between(cls, below: float | None, above: float | None) -> Self:
+        """Return the limits, where None is an open one.
+
+        Example:
+            >>> Limits.between(None, 10)
+            Limits(below=-inf, above=10.0)
+        """
+        return cls(
+            -math.inf if below is None else float(below),
+            math.inf if above is None else float(above),
+        )
 
     @property
     def are_open(self) -> bool:

@@ -31,7 +31,7 @@ from bayesify.tabular.columns import (
     NumberColumn,
 )
 from bayesify.tabular.files import TableError
-from bayesify.tabular.number_form import FormCounts, NumberForm
+from bayesify.tabular.number_form import SEPARATORS, FormCounts, NumberForm
 from bayesify.tabular.schema import Target, label_of
 
 __all__ = ["ColumnScan", "find_target", "may_be_counts"]
@@ -288,9 +288,9 @@ class ColumnScan:
         if form.decimal_comma:
             self.remarks.append(f"{self.name}: its commas were read as decimal points")
         if form.thousands:
-            signs = {",": "commas", ".": "points", " ": "blanks", "'": "apostrophes"}
+            separators = SEPARATORS[form.thousands]
             self.remarks.append(
-                f"{self.name}: its {signs[form.thousands]} were read as separators of thousands"
+                f"{self.name}: its {separators} were read as separators of thousands"
             )
         if form.unit:
             self.remarks.append(f"{self.name}: numbers with the unit {form.unit!r}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bayesify.tabular.cells import Floats, Texts, as_numbers
 
-__all__ = ["SHAPES", "FormCounts", "NumberForm", "same_unit", "split_unit"]
+__all__ = ["SEPARATORS", "SHAPES", "FormCounts", "NumberForm", "same_unit", "split_unit"]
 
 _CODES = "EUR|USD|GBP|JPY|CHF|CNY|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|INR|KRW|BRL|ZAR|MXN|RUB|TRY"
 #: \x80 is the euro sign of a Windows-1252 file that was read as Latin-1.
@@ -41,6 +41,8 @@ _SAME_UNIT = {
     "pct": "%",
     "μ": "µ",
 }
+#: Separators of thousands, in words.
+SEPARATORS = {",": "commas", ".": "points", " ": "blanks", "'": "apostrophes"}
 #: Units of a column that are told apart; a column with more has no unit.
 _MOST_UNITS = 20
 _GROUPED_POINTS = re.compile(r"[+\-\u2212]?\s{0,2}[1-9]\d{0,2}(?:\.\d{3})+")
@@ -130,10 +132,9 @@ class NumberForm:
     @property
     def words(self) -> str:
         """Description for messages."""
-        signs = {",": "commas", ".": "points", " ": "blanks", "'": "apostrophes"}
         parts = [f"a decimal {'comma' if self.decimal_comma else 'point'}"]
         if self.thousands:
-            parts.append(f"{signs[self.thousands]} between thousands")
+            parts.append(f"{SEPARATORS[self.thousands]} between thousands")
         if self.unit:
             parts.append(f"the unit {self.unit!r}")
         most, last = ", ".join(parts[:-1]), parts[-1]

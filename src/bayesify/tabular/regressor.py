@@ -254,11 +254,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP[NumericPredictive]):  # t
                 else "censored_below and censored_above would do nothing with "
                 f'likelihood={self.likelihood!r}; use likelihood="censored"'
             )
-        below, above = given
-        return Limits(
-            -math.inf if below is None else float(below),
-            math.inf if above is None else float(above),
-        )
+        return Limits.between(*given)
 
     def _ordinary(self, rows: DistinctRows, limits: Limits, *, first: bool) -> Tensor:
         """Return the recorded targets without wild ones, of which a Gaussian warns."""

@@ -139,8 +139,7 @@ class Target:
     @property
     def limits(self) -> Limits:
         """Limits between which a number was recorded."""
-        below, above = self.below, self.above
-        return Limits(-math.inf if below is None else below, math.inf if above is None else above)
+        return Limits.between(self.below, self.above)
 
     @property
     def has_counts(self) -> bool:

@@ -187,8 +187,7 @@ class RunConfig(RunSettings):
 
     def limits(self) -> Limits:
         """Return the limits of a censored target; open ones for others."""
-        below, above = self.censored_below, self.censored_above
-        return Limits(-math.inf if below is None else below, math.inf if above is None else above)
+        return Limits.between(self.censored_below, self.censored_above)
 
     def make_estimator(self) -> Estimator:
         """Return the estimator that the settings name."""
