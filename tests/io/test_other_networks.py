@@ -12,7 +12,8 @@ from tests.loops import loop_over
 from tests.saved_networks import CASE, check_refused
 from torch import Tensor, nn
 
-from bayesify import BayesianModule, compress, decompress, load, save
+from bayesify import ELBO, BayesianModule, Delta, compress, decompress, fit, load, save
+from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError
 
 
@@ -59,6 +60,35 @@ def test_a_network_with_an_expanded_buffer_is_read_again(tmp_path: Path) -> None
     assert torch.equal(load(tmp_path / "net.safetensors", Expanded()).net.mean, bnn.net.mean)
     compress(bnn, tmp_path / "net.bfz")
     assert torch.equal(decompress(tmp_path / "net.bfz", Expanded()).mean, bnn.net.mean)
+
+
+class OwnState(nn.Linear):
+    """Writes its parameters into the state dict by itself, as layers of torch_geometric do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, _: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight.detach()
+        destination[f"{prefix}bias"] = self.bias.detach()
+        destination[f"{prefix}calls"] = torch.tensor(3)
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        assert state.pop(f"{prefix}calls") == 3
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def test_a_layer_with_a_state_dict_of_its_own_is_read_again(tmp_path: Path) -> None:
+    tied = OwnState(3, 3)
+    bnn, x = BayesianModule(nn.Sequential(tied, nn.Tanh(), tied, OwnState(3, 2))), torch.ones(4, 3)
+    state = ELBO(bnn, num_data=4).state_dict()
+    assert [name for name in state if "net" in name] == [f"bnn.net.{i}.calls" for i in (0, 2, 3)]
+    save(bnn, tmp_path / "net.safetensors")
+    tied = OwnState(3, 3)
+    read = load(tmp_path / "net.safetensors", nn.Sequential(tied, nn.Tanh(), tied, OwnState(3, 2)))
+    assert torch.equal(read.predict(x, 5).mean, bnn.predict(x, 5).mean)
+    point, y = BayesianModule(OwnState(3, 2), posterior=Delta), torch.tensor([0, 1, 0, 1])
+    elbo = ELBO(point, num_data=4)
+    for epochs in (1, 2):
+        loader = TensorLoader(x, y, batch_size=4)
+        fit(elbo, loader, epochs=epochs, checkpoint_dir=tmp_path, resume=epochs == 2)
 
 
 @pytest.mark.parametrize("net", ["net", None, Expanded])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -23,7 +24,7 @@ from bayesify.estimators import (
     WeightSampling,
     stateless,
 )
-from bayesify.estimators.network_state import copy_network, kept_tensors, snapshot
+from bayesify.estimators.network_state import copy_network, kept_tensors, modules_of, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.edited_inputs import Repeated, Unedited
@@ -190,7 +191,16 @@ class RandomNetwork(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, in this network's turn: a pass holds its weights in the modules."""
         with self.in_turn():
-            return super().state_dict(*args, **kwargs)
+            # A layer with a state dict of its own, as torch_geometric's, may read its parameters.
+            saves = {type(module)._save_to_state_dict for module in modules_of(self.net)}
+            if saves == {nn.Module._save_to_state_dict}:
+                return super().state_dict(*args, **kwargs)
+            with stateless.placeholders(self.net, self.layout):
+                state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        for name in itertools.chain.from_iterable(self.layout.ties):
+            state.pop(f"{prefix}net.{name}", None)
+        return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the network, in its turn."""
