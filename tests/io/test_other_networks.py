@@ -70,6 +70,11 @@ class OwnState(nn.Linear):
         destination[f"{prefix}bias"] = self.bias.detach()
         destination[f"{prefix}calls"] = torch.tensor(3)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # as operators of neuralop do
+        state = super().state_dict(*args, **kwargs)
+        state["_metadata"] = {"in_features": 3}
+        return state
+
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         assert state.pop(f"{prefix}calls") == 3
         super()._load_from_state_dict(state, prefix, *args)
@@ -80,6 +85,7 @@ def test_a_layer_with_a_state_dict_of_its_own_is_read_again(tmp_path: Path) -> N
     bnn, x = BayesianModule(nn.Sequential(tied, nn.Tanh(), tied, OwnState(3, 2))), torch.ones(4, 3)
     state = ELBO(bnn, num_data=4).state_dict()
     assert [name for name in state if "net" in name] == [f"bnn.net.{i}.calls" for i in (0, 2, 3)]
+    assert all(isinstance(value, Tensor) for value in state.values())
     save(bnn, tmp_path / "net.safetensors")
     tied = OwnState(3, 3)
     read = load(tmp_path / "net.safetensors", nn.Sequential(tied, nn.Tanh(), tied, OwnState(3, 2)))

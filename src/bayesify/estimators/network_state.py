@@ -21,6 +21,7 @@ __all__ = [
     "evaluation_mode",
     "frozen_in_evaluation",
     "has_own_code",
+    "has_own_state",
     "kept_tensors",
     "modules_of",
     "snapshot",
@@ -147,6 +148,18 @@ def has_own_code(net: nn.Module) -> bool:
         (False, True)
     """
     return not all(type(module).__module__.startswith("torch.nn.") for module in modules_of(net))
+
+
+def has_own_state(net: nn.Module) -> bool:
+    """Return whether a module's own code writes its state dict, and may read its parameters there.
+
+    Example:
+        >>> has_own_state(nn.Sequential(nn.Linear(2, 2)))
+        False
+    """
+    usual = nn.Module.state_dict, nn.Module._save_to_state_dict
+    kinds = {type(module) for module in modules_of(net)}
+    return any((kind.state_dict, kind._save_to_state_dict) != usual for kind in kinds)
 
 
 def edits_in_place(net: nn.Module) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -24,7 +23,7 @@ from bayesify.estimators import (
     WeightSampling,
     stateless,
 )
-from bayesify.estimators.network_state import copy_network, kept_tensors, modules_of, snapshot
+from bayesify.estimators.network_state import copy_network, has_own_state, kept_tensors, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.edited_inputs import Repeated, Unedited
@@ -191,15 +190,17 @@ class RandomNetwork(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, in this network's turn: a pass holds its weights in the modules."""
         with self.in_turn():
-            # A layer with a state dict of its own, as torch_geometric's, may read its parameters.
-            saves = {type(module)._save_to_state_dict for module in modules_of(self.net)}
-            if saves == {nn.Module._save_to_state_dict}:
+            if not has_own_state(self.net):
                 return super().state_dict(*args, **kwargs)
+            named = dict(zip(("destination", "prefix"), args, strict=False)) | kwargs
+            others, prefix = set(named.get("destination") or ()), named.get("prefix", "")
             with stateless.placeholders(self.net, self.layout):
                 state = super().state_dict(*args, **kwargs)
-        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        for name in itertools.chain.from_iterable(self.layout.ties):
-            state.pop(f"{prefix}net.{name}", None)
+        random = {f"{prefix}net.{name}" for names in self.layout.ties for name in names}
+        own = tuple(f"{prefix}{each}" for each in (*self._modules, *self._buffers))
+        for name in state.keys() - others:
+            if name in random or not name.startswith(own):
+                del state[name]
         return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
