@@ -6,7 +6,9 @@ python benchmarks/architectures.py --show       writes the table into docs/archi
 The networks have random weights and a hundred thousand to a few million parameters. Each is trained
 for a few steps on random data: plain, under weight sampling, and under Flipout, in turn in one
 process. A price is the median over rounds of the ratio to the plain step of the round. Needs
-transformers; torch_geometric and diffusers as far as they are installed.
+transformers; torch_geometric, diffusers and timm as far as they are installed. timm's networks
+need nothing of torchvision, which it imports: without it (`pip install --no-deps timm`), a stand-in
+takes its place.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -93,6 +96,31 @@ def of_transformers(config: str, model: str, **options: Any) -> Callable[[], nn.
         return net
 
     return make
+
+
+def of_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    """Return a function that builds a network of timm by its name."""
+
+    def make() -> nn.Module:
+        if "torchvision" not in sys.modules and find_spec("torchvision") is None:
+            stand_in_for_torchvision()
+        timm = importlib.import_module("timm")
+        net: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
+        return net
+
+    return make
+
+
+def stand_in_for_torchvision() -> None:
+    """Let timm be imported without torchvision.
+
+    Its networks ask whether a layer is torchvision's frozen batch norm, which none of theirs is;
+    all else that it imports reads images and is not called.
+    """
+    parts = ("datasets", "ops", "ops.misc", "transforms", "transforms.functional", "utils")
+    for name in ("torchvision", *(f"torchvision.{part}" for part in parts)):
+        sys.modules[name] = MagicMock()
+    sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (), {})
 
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -286,6 +314,27 @@ ARCHITECTURES: dict[str, Architecture] = {
             num_labels=CLASSES, image_size=32, depth_multiplier=0.35,
         ),
         {"pixel_values": PIXELS}, LABELS, "inverted residuals", "logits",
+    ),
+    "EfficientNet": Architecture(
+        "timm", of_timm("test_efficientnet"), (PIXELS,), LABELS, "squeeze and excitation"
+    ),
+    "NFNet": Architecture(
+        "timm", of_timm("test_nfnet"), (PIXELS,), LABELS, "standardised weights, no norms"
+    ),
+    "EVA-02": Architecture(
+        "timm",
+        of_timm(
+            "eva02_tiny_patch14_224", img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=4
+        ),
+        (PIXELS,), LABELS, "rotary positions, SwiGLU",
+    ),
+    "MobileViT": Architecture(
+        "timm", of_timm("mobilevit_xxs"), (normals(N, 3, 64, 64),), LABELS,
+        "convolutions and attention",
+    ),
+    "XCiT": Architecture(
+        "timm", of_timm("xcit_nano_12_p8_224", img_size=32, depth=2), (PIXELS,), LABELS,
+        "attention over channels",
     ),
     "U-Net": Architecture(
         "diffusers", unet, (normals(N, 1, 16, 16), torch.arange(N)),
