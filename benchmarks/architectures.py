@@ -22,7 +22,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -102,25 +103,33 @@ def of_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     """Return a function that builds a network of timm by its name."""
 
     def make() -> nn.Module:
-        if "torchvision" not in sys.modules and find_spec("torchvision") is None:
-            stand_in_for_torchvision()
-        timm = importlib.import_module("timm")
+        with without_torchvision():
+            timm = importlib.import_module("timm")
         net: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
         return net
 
     return make
 
 
-def stand_in_for_torchvision() -> None:
-    """Let timm be imported without torchvision.
+@contextmanager
+def without_torchvision() -> Iterator[None]:
+    """Let timm be imported within the block where torchvision is not installed.
 
     Its networks ask whether a layer is torchvision's frozen batch norm, which none of theirs is;
     all else that it imports reads images and is not called.
     """
+    if find_spec("torchvision") is not None:
+        yield
+        return
     parts = ("datasets", "ops", "ops.misc", "transforms", "transforms.functional", "utils")
-    for name in ("torchvision", *(f"torchvision.{part}" for part in parts)):
-        sys.modules[name] = MagicMock()
-    sys.modules["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (), {})
+    stand_ins = {f"torchvision.{part}": MagicMock() for part in parts}
+    stand_ins["torchvision.ops.misc"].FrozenBatchNorm2d = type("FrozenBatchNorm2d", (), {})
+    sys.modules.update({"torchvision": MagicMock(), **stand_ins})
+    try:
+        yield
+    finally:
+        for name in ("torchvision", *stand_ins):
+            del sys.modules[name]
 
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
