@@ -12,7 +12,18 @@ from tests.loops import loop_over
 from tests.saved_networks import CASE, check_refused
 from torch import Tensor, nn
 
-from bayesify import ELBO, BayesianModule, Delta, compress, decompress, fit, load, save
+from bayesify import (
+    ELBO,
+    BayesianModule,
+    Delta,
+    WeightSampling,
+    compress,
+    decompress,
+    fit,
+    freeze,
+    load,
+    save,
+)
 from bayesify.datasets import TensorLoader
 from bayesify.io import StorageError
 
@@ -90,6 +101,11 @@ def test_a_layer_with_a_state_dict_of_its_own_is_read_again(tmp_path: Path) -> N
     tied = OwnState(3, 3)
     read = load(tmp_path / "net.safetensors", nn.Sequential(tied, nn.Tanh(), tied, OwnState(3, 2)))
     assert torch.equal(read.predict(x, 5).mean, bnn.predict(x, 5).mean)
+    frozen = [freeze(each, 5, estimator=WeightSampling()) for each in (bnn, read)]
+    state = frozen[0].state_dict()
+    assert state.keys() == frozen[1].state_dict().keys()
+    assert all(isinstance(value, Tensor) for value in state.values())
+    assert sum(name.startswith("outputs.stacked") for name in state) == 4
     point, y = BayesianModule(OwnState(3, 2), posterior=Delta), torch.tensor([0, 1, 0, 1])
     elbo = ELBO(point, num_data=4)
     for epochs in (1, 2):

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from bayesify.distributions.layout import ParameterLayout
-from bayesify.estimators.network_state import modules_of
+from bayesify.estimators.network_state import has_own_state, modules_of
 from bayesify.estimators.recomputation import recomputable
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "remove_parameters",
     "restore_parameters",
     "run_with",
+    "state_dict_of",
 ]
 
 
@@ -172,6 +173,44 @@ def placeholders(net: nn.Module, layout: ParameterLayout) -> Iterator[None]:
         tensors |= dict.fromkeys(paths[name], shown)
     with _installed(net, tensors):
         yield
+
+
+def state_dict_of(
+    owner: nn.Module, layout: ParameterLayout, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Return the state dict of a module whose ``net`` lacks its random parameters.
+
+    Layers that write their own, as those of torch_geometric, may read these parameters. Entries
+    for them are left out, and so are those that are no part of the module, as neuralop adds one.
+
+    Args:
+        owner: the module.
+        layout: that of the random parameters of its ``net``.
+        args: as for ``nn.Module.state_dict``.
+        kwargs: as for ``nn.Module.state_dict``.
+
+    Example:
+        >>> owner = nn.Module()
+        >>> owner.net = nn.Linear(3, 2)
+        >>> layout = ParameterLayout.of(owner.net)
+        >>> _ = remove_parameters(owner.net, layout)
+        >>> list(state_dict_of(owner, layout))
+        []
+    """
+    net = owner.get_submodule("net")
+    if not has_own_state(net):
+        usual: dict[str, Any] = nn.Module.state_dict(owner, *args, **kwargs)
+        return usual
+    named = dict(zip(("destination", "prefix"), args, strict=False)) | kwargs
+    others, prefix = set(named.get("destination") or ()), named.get("prefix", "")
+    with placeholders(net, layout):
+        state: dict[str, Any] = nn.Module.state_dict(owner, *args, **kwargs)
+    random = {f"{prefix}net.{name}" for names in layout.ties for name in names}
+    own = tuple(f"{prefix}{each}" for each in (*owner._modules, *owner._buffers))
+    for name in state.keys() - others:
+        if name in random or not name.startswith(own):
+            del state[name]
+    return state
 
 
 def _recurrent(net: nn.Module) -> list[nn.RNNBase]:

@@ -236,7 +236,7 @@ class _StackedWeights(nn.Module):
         super().__init__()
         with bnn.in_turn():
             self.net = copy.deepcopy(bnn.net, kept_tensors(bnn.net))
-        self.output, self.num_samples = bnn.output, num_samples
+        self.output, self.num_samples, self._layout = bnn.output, num_samples, bnn.layout
         self._turns = Turns()
         self._keeps_results: bool | None = None
         with torch.no_grad():
@@ -249,6 +249,10 @@ class _StackedWeights(nn.Module):
                 names[id(tensor)] = f"stacked_{len(names)}"
                 self.register_buffer(names[id(tensor)], tensor.clone())
             self._places.setdefault(names[id(tensor)], []).append(path)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turns.taken():
+            return stateless.state_dict_of(self, self._layout, *args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         stacked = {

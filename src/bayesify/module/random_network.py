@@ -23,7 +23,7 @@ from bayesify.estimators import (
     WeightSampling,
     stateless,
 )
-from bayesify.estimators.network_state import copy_network, has_own_state, kept_tensors, snapshot
+from bayesify.estimators.network_state import copy_network, kept_tensors, snapshot
 from bayesify.estimators.tracing import ParameterUses, TraceCache, minibatch_size
 from bayesify.module.borrowed_memory import BorrowedMemory
 from bayesify.module.edited_inputs import Repeated, Unedited
@@ -190,18 +190,7 @@ class RandomNetwork(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, in this network's turn: a pass holds its weights in the modules."""
         with self.in_turn():
-            if not has_own_state(self.net):
-                return super().state_dict(*args, **kwargs)
-            named = dict(zip(("destination", "prefix"), args, strict=False)) | kwargs
-            others, prefix = set(named.get("destination") or ()), named.get("prefix", "")
-            with stateless.placeholders(self.net, self.layout):
-                state = super().state_dict(*args, **kwargs)
-        random = {f"{prefix}net.{name}" for names in self.layout.ties for name in names}
-        own = tuple(f"{prefix}{each}" for each in (*self._modules, *self._buffers))
-        for name in state.keys() - others:
-            if name in random or not name.startswith(own):
-                del state[name]
-        return state
+            return stateless.state_dict_of(self, self.layout, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the network, in its turn."""
