@@ -34,7 +34,7 @@ from bayesify import ELBO, BayesianModule, GaussianLikelihood
 from bayesify.app.runs.environment import hardware, versions
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.noise.threefry import BLOCK, counter_key, normals, threefry
-from bayesify.training.backends import CompiledBackend
+from bayesify.training.backends import CompiledBackend, StepOptions
 from bayesify.training.kernel.compiler import find_compiler
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -149,7 +149,7 @@ def fused_filler(
 
     def fill(number: int) -> Tensor:
         elbo.step = number
-        backend.step(row, row, batch_index=0)
+        backend.step(row, row, StepOptions(batch_index=0))
         return bnn.net.seen / SCALE
 
     return fill

@@ -21,6 +21,7 @@ from bayesify.training.backends import (
     Backend,
     ClosedFormBackend,
     CompiledBackend,
+    StepOptions,
     why_no_closed_forms,
     why_not_compiled,
 )
@@ -173,7 +174,9 @@ def trained(kind: str, task: Task) -> Outcome:
     elbo, said = task.objective(), Outcome()
     backend = backend_of(kind, elbo, task.optimizer_of(elbo))
     for number, (x, y, options) in enumerate(task.minibatches()):
-        terms = backend.step(x, y, **options, with_kl=number % 10 == 0, with_residual=True)
+        terms = backend.step(
+            x, y, StepOptions(**options, with_kl=number % 10 == 0, with_residual=True)
+        )
         said.nll.append(float(terms.nll))
         assert terms.has_kl == (number % 10 == 0)
         if terms.has_kl:

@@ -30,6 +30,7 @@ from bayesify.training.backends import (
     ClosedFormBackend,
     CompiledBackend,
     GraphBackend,
+    StepOptions,
     make_backend,
 )
 
@@ -46,7 +47,7 @@ def on_gpu(task: Task, make: Make) -> tuple[Outcome, Backend]:
     for number, (x, y, options) in enumerate(task.minibatches()):
         # Most steps without, so that they are those of a captured graph.
         options["with_kl"] = number % 10 == 0
-        terms = backend.step(x.to(DEVICE), y.to(DEVICE), **options, with_residual=True)
+        terms = backend.step(x.to(DEVICE), y.to(DEVICE), StepOptions(**options, with_residual=True))
         said.nll.append(float(terms.nll))
         if terms.has_kl:
             said.kl.append(float(terms.kl))
@@ -145,7 +146,7 @@ def steps_of(make: Make, net: Callable[[], nn.Module], *, mixed: bool) -> tuple[
             seed_global_generators(3, Stream.DROPOUT, number)
             torch.clear_autocast_cache()
             with torch.autocast(DEVICE, torch.bfloat16, enabled=mixed):
-                terms = backend.step(x.to(DEVICE), y.to(DEVICE), **options)
+                terms = backend.step(x.to(DEVICE), y.to(DEVICE), StepOptions(**options))
             nll.append(float(terms.nll))
     if make is GraphBackend:
         assert backend.description.endswith(", as a graph")
@@ -166,7 +167,7 @@ def test_one_batch_of_another_size_is_an_ordinary_step() -> None:
     x, y = torch.randn(16, 20, dtype=torch.float64), torch.arange(16) % 5
     for size in (16, 16, 16, 16, 9, 16):
         inputs, targets = x[:size].to(DEVICE), y[:size].to(DEVICE)
-        terms = backend.step(inputs, targets, batch_index=0)
+        terms = backend.step(inputs, targets, StepOptions(batch_index=0))
         assert terms.outputs.shape == (1, size, 5)
 
 

@@ -19,7 +19,7 @@ from bayesify import ELBO, BayesianModule, Gaussian, StreamingELBO, WeightSampli
 from bayesify.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesify.tabular.model import TableNet
 from bayesify.tabular.relevance import sparse_relevance
-from bayesify.training.backends import BackendName
+from bayesify.training.backends import BackendName, StepOptions
 from bayesify.training.backends.graph import GraphBackend
 
 N, RATE = 40, 0.5
@@ -81,7 +81,9 @@ def test_a_captured_graph_follows_it() -> None:
     )
     with sparse_relevance(elbo):
         for _ in range(4):
-            backend.step(torch.zeros(5, 150), torch.zeros(5, dtype=torch.long), batch_index=0)
+            backend.step(
+                torch.zeros(5, 150), torch.zeros(5, dtype=torch.long), StepOptions(batch_index=0)
+            )
     (gradient,) = captured
     torch.testing.assert_close(gradient, torch.full((150,), expected(150, 4) - expected(150, 3)))
 

@@ -38,6 +38,7 @@ from bayesify.training.backends import (
     BackendName,
     ClosedFormBackend,
     CompiledBackend,
+    StepOptions,
 )
 from bayesify.training.history import EpochRow
 from bayesify.training.optimizers import separate_rho
@@ -123,7 +124,7 @@ def test_pruned_weights_are_not_drawn_to_the_mean_of_their_prior(make: Any) -> N
     elbo = ELBO(prune(bnn, 0.5), num_data=96)
     backend = make(elbo, IVON(elbo, lr=0.1))
     for x, y in classes():
-        backend.step(x, y, batch_index=0)
+        backend.step(x, y, StepOptions(batch_index=0))
     mean, mask = elbo.bnn.posterior.mean, elbo.bnn.posterior.mask
     assert mask is not None
     assert not mean[~mask].any()

@@ -33,7 +33,7 @@ from torch.optim import SGD
 
 import bayesify as bf
 from bayesify.training import ConvergenceWarning
-from bayesify.training.backends import make_backend
+from bayesify.training.backends import StepOptions, make_backend
 from bayesify.training.division import part_of
 from bayesify.training.processes import Processes
 
@@ -180,7 +180,9 @@ def test_a_step_of_ones_own_loop_adds_up_the_gradients(results: Results) -> None
         with mock.patch("bayesify.training.processes.process_rank", return_value=rank):
             made = make_backend(elbo, SGD(elbo.parameters(), lr=1.0), processes=Processes())
         before = parameters_of(elbo)
-        made.step(x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4], batch_index=0)
+        made.step(
+            x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4], StepOptions(batch_index=0)
+        )
         steps.append(parameters_of(elbo) - before)
     for result in results:
         assert distance(result["own loop"], (steps[0] + steps[1]) / 2) < 1e-12

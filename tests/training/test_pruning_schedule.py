@@ -41,6 +41,7 @@ from bayesify.training.backends import (
     ClosedFormBackend,
     CompiledBackend,
     GraphBackend,
+    StepOptions,
     make_backend,
 )
 from bayesify.training.kernel.posterior_update import PosteriorUpdate
@@ -121,7 +122,7 @@ def by_hand() -> BayesianModule:
                 pruned.step = elbo.step
                 elbo = pruned
             backend = make_backend(elbo, SGD(elbo.bnn.parameters(), lr=0.05), "autograd")
-            backend.step(x, y, batch_index=index)
+            backend.step(x, y, StepOptions(batch_index=index))
             step += 1
     return elbo.bnn
 
@@ -306,7 +307,7 @@ def pruned_steps(
     backend, nlls = make(elbo, optimizer), []
     for step, (x, y, options) in enumerate(task.minibatches()):
         GRADUAL.prune(elbo.bnn, optimizer, step, backend_cases.BATCHES)
-        nlls.append(float(backend.step(x, y, **options).nll))
+        nlls.append(float(backend.step(x, y, StepOptions(**options)).nll))
     posterior = elbo.bnn.posterior
     assert posterior.mask is not None
     assert int(posterior.mask.sum()) == math.ceil(0.4 * posterior.mask.numel())

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, T
 
 import bayesify as bf
 from bayesify.datasets import TensorLoader
-from bayesify.training.backends import NonFiniteLossError, make_backend
+from bayesify.training.backends import NonFiniteLossError, StepOptions, make_backend
 from bayesify.training.division import Division, Share, part_of
 from bayesify.training.history import History
 from bayesify.training.minibatches import minibatches
@@ -88,7 +88,7 @@ def stepped(
     elbo = bf.ELBO(bnn, num_data=N, num_samples=samples)
     before = parameters_of(elbo)
     made = make_backend(elbo, SGD(elbo.parameters(), lr=1.0), backend, processes=processes)
-    terms = made.step(inputs, targets, batch_index=0, share=share)
+    terms = made.step(inputs, targets, StepOptions(batch_index=0, share=share))
     return parameters_of(elbo) - before, float(terms.nll)
 
 
@@ -334,7 +334,7 @@ def measure_rest(rank: int, folder: Path) -> dict[str, Any]:
     agent = bf.ELBO(new_bnn(seed=rank), num_data=N)
     made = make_backend(agent, SGD(agent.parameters(), lr=0.1))
     if rank == 0:
-        made.step(x[:4], y[:4], batch_index=0)
+        made.step(x[:4], y[:4], StepOptions(batch_index=0))
     for workers in (0, 1):
         drawn, targets = augmented(rank, workers)
         found[f"augmented by {workers}"] = drawn
@@ -438,7 +438,7 @@ def measure_errors(rank: int, folder: Path) -> dict[str, Any]:
         made = make_backend(elbo, optimizer, backend, processes=Processes())  # type: ignore[arg-type]
         inputs = x[:4] if rank == 0 else x[:4] * torch.nan
         try:
-            made.step(inputs, y[:4], batch_index=0)
+            made.step(inputs, y[:4], StepOptions(batch_index=0))
         except NonFiniteLossError as error:
             found[f"error, nan, {backend}"] = str(error)
     found["after nan"] = parameters_of(elbo) - before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,10 @@ from bayesify.module.edited_inputs import Repeated
 from bayesify.noise.arguments import positive_number, whole_number
 from bayesify.noise.keys import Stream, kept_generators, seed_global_generators
 from bayesify.training import NonFiniteLossError
-from bayesify.training.backends import Backend, make_backend
+from bayesify.training.backends import Backend, StepOptions, make_backend
 from bayesify.training.checkpoint import as_json, check_same, load_trained, trained_parts
-from bayesify.training.elbo import ELBO
-from bayesify.training.fit import step_of
-from bayesify.training.loop import Minibatch, StepOptions, run_steps
+from bayesify.training.elbo import ELBO, ELBOTerms
+from bayesify.training.loop import Minibatch, run_steps
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
 
 __all__ = ["Learning", "RewardModel"]
@@ -237,7 +235,7 @@ class RewardModel:
             NonFiniteLossError: the loss became NaN or infinite.
         """
         elbo, updates = self.elbo, self.learning.updates
-        options = StepOptions(elbo.num_data / max(len(self.buffer), self.learning.least_data))
+        options = StepOptions(0, elbo.num_data / max(len(self.buffer), self.learning.least_data))
         if not hasattr(self, "_target_shape"):
             self.expected(self.buffer.interactions.contexts[0], self.mean_weights())
         if not self.bnn.net.training:
@@ -247,7 +245,7 @@ class RewardModel:
         else:
             count = updates
         steps = run_steps(
-            partial(step_of, self._backend),
+            self._step,
             self._minibatches(count),
             lambda _: options,
             self.bnn,
@@ -261,6 +259,9 @@ class RewardModel:
                     f"{error}: most likely the learning rate is too high, or reward_scale too "
                     "small for rewards of this size"
                 ) from None
+
+    def _step(self, minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
+        return [self._backend.step(minibatch.inputs, minibatch.targets, options)]
 
     def _minibatches(self, count: int) -> Iterator[Minibatch]:
         """Yield minibatches of the buffer; they and dropout masks are functions of the step."""

@@ -14,7 +14,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.module.inputs import check_names, check_not_copied
 from bayesify.training.accumulation import Accumulation
 from bayesify.training.agreement import begin_together, check_alike
-from bayesify.training.backends import Backend, BackendName, check_backend, make_backend
+from bayesify.training.backends import BackendName, StepOptions, check_backend, make_backend
 from bayesify.training.checkpoint import Position
 from bayesify.training.checks import check_arguments, check_can_divide
 from bayesify.training.division import Division
@@ -25,7 +25,7 @@ from bayesify.training.fit_warnings import (
     warn_of_unread,
 )
 from bayesify.training.history import History
-from bayesify.training.loop import Minibatch, StepOptions, Training
+from bayesify.training.loop import Minibatch, Training
 from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -34,7 +34,7 @@ from bayesify.training.progress import Callback, callback_of
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup, ScheduleFactory, constant
 
-__all__ = ["fit", "step_of"]
+__all__ = ["fit"]
 
 
 def fit(
@@ -270,9 +270,9 @@ def fit(
 
     def step(minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
         nonlocal rows
-        terms = step_of(chosen, minibatch, options)
-        rows += terms[0].outputs.shape[1]
-        return terms
+        terms = chosen.step(minibatch.inputs, minibatch.targets, options)
+        rows += terms.outputs.shape[1]
+        return [terms]
 
     [history] = Training(
         [member],
@@ -299,19 +299,6 @@ def _unchanged_if_refused(bnn: BayesianModule) -> Iterator[None]:
     except BaseException:
         bnn.posterior.mask, bnn.estimator = mask, estimator
         raise
-
-
-def step_of(backend: Backend, minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
-    """Make one step of a single network, as ``run_steps`` calls it."""
-    return [
-        backend.step(
-            minibatch.inputs,
-            minibatch.targets,
-            batch_index=minibatch.batch,
-            share=minibatch.share,
-            **options._asdict(),
-        )
-    ]
 
 
 def _check_noise_as_shared_before(position: Position, processes: Processes) -> None:

@@ -20,7 +20,7 @@ from bayesify.module.inputs import Inputs
 from bayesify.module.random_network import RandomNetwork
 from bayesify.module.recorded_pass import version_of
 from bayesify.module.threads import one_thread_if_small, rows_of
-from bayesify.training.backends import Noise, NonFiniteLossError
+from bayesify.training.backends import Noise, NonFiniteLossError, StepOptions
 from bayesify.training.checkpoint import scheduler_meta
 from bayesify.training.checks import (
     are_wrong,
@@ -45,7 +45,7 @@ from bayesify.training.progress import Callback
 from bayesify.training.pruning_schedule import PruningSchedule
 from bayesify.training.schedules import KLWarmup
 
-__all__ = ["Minibatch", "StepOptions", "TrainStep", "Training", "run_steps"]
+__all__ = ["Minibatch", "TrainStep", "Training", "run_steps"]
 
 
 class Minibatch(NamedTuple):
@@ -60,14 +60,6 @@ class Minibatch(NamedTuple):
         """The part of network ``k``, where inputs and targets have a leading axis of size K."""
         inputs: Inputs = tree_map_only(Tensor, lambda each: each[k], self.inputs)
         return Minibatch(self.batch, inputs, self.targets[k])
-
-
-class StepOptions(NamedTuple):
-    """The arguments of ``Backend.step`` that change from step to step."""
-
-    kl_scale: float = 1.0
-    with_kl: bool = False
-    with_residual: bool = False
 
 
 class TrainStep(Protocol):
@@ -245,9 +237,11 @@ class Training:
     def _options(self, epoch: int, meter: EpochMeter, minibatch: Minibatch) -> StepOptions:
         index = minibatch.batch
         return StepOptions(
+            index,
             kl_scale=self.warmup.scale(epoch * self.batches + index, self.batches),
             with_kl=index + 1 == self.batches,
             with_residual=meter.wants_residual(index),
+            share=minibatch.share,
         )
 
     def _step(self, epoch: int, minibatch: Minibatch, options: StepOptions) -> Sequence[ELBOTerms]:

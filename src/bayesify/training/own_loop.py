@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bayesify.module.inputs import Inputs, check_not_copied
 from bayesify.module.threads import one_thread_if_small, rows_of
 from bayesify.training.agreement import begin_together, check_alike
-from bayesify.training.backends import BackendName, make_backend
+from bayesify.training.backends import BackendName, StepOptions, make_backend
 from bayesify.training.checks import check_can_divide, check_gradients_are_on, check_objective
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.optimizers import check_decay, check_holds, check_takes_steps
@@ -124,8 +124,6 @@ def make_step(
             check_not_copied(inputs, targets)
         torch.clear_autocast_cache()  # of casts of the parameters before the last update
         with one_thread_if_small(elbo.bnn, elbo.num_samples * rows_of(inputs)):
-            return made.step(
-                inputs, targets, batch_index=batch_index, kl_scale=kl_scale, with_kl=with_kl
-            )
+            return made.step(inputs, targets, StepOptions(batch_index, kl_scale, with_kl))
 
     return step

@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
 from bayesify.noise.keys import kept_generators
-from bayesify.training.backends import BackendName, ReplicaBackend, check_backend
+from bayesify.training.backends import BackendName, ReplicaBackend, StepOptions, check_backend
 from bayesify.training.checks import check_arguments, check_objective, check_one_process
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.history import History
-from bayesify.training.loop import Minibatch, StepOptions, Training
+from bayesify.training.loop import Minibatch, Training
 from bayesify.training.member import Member
 from bayesify.training.minibatches import Loader, minibatches, num_batches_of, pair_of
 from bayesify.training.optimizers import OptimizerFactory, make_optimizer
@@ -160,10 +160,7 @@ def fit_replicas(
     replicas = ReplicaBackend(elbos, optimizers, backend, noise=first.noise)
 
     def step(minibatch: Minibatch, options: StepOptions) -> list[ELBOTerms]:
-        index, inputs, targets, _ = minibatch
-        return replicas.step(
-            inputs, targets, separate=separate, batch_index=index, **options._asdict()
-        )
+        return replicas.step(minibatch.inputs, minibatch.targets, options, separate=separate)
 
     def minibatches_of(epoch: int, skip: int) -> Generator[Minibatch, None, None]:
         replicas.check_modules()

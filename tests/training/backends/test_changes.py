@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 
 import bayesify as bf
 from bayesify.module.pruning import prune_in_place
-from bayesify.training.backends import AutogradBackend, Backend, make_backend
+from bayesify.training.backends import AutogradBackend, Backend, StepOptions, make_backend
 
 N = 22
 X, Y = normals(N, 3, seed=1), torch.arange(N) % 4
@@ -35,7 +35,7 @@ def elbo(**options: Any) -> bf.ELBO:
 
 def run(backend: Backend, steps: int = 2) -> None:
     for _ in range(steps):
-        backend.step(X, Y, batch_index=0)
+        backend.step(X, Y, StepOptions(batch_index=0))
 
 
 def state(each: bf.ELBO) -> Tensor:

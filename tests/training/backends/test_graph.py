@@ -16,7 +16,7 @@ from tests.loops import loop_over
 from torch import Tensor, nn
 
 import bayesify as bf
-from bayesify.training.backends import Backend, CompiledBackend, GraphBackend
+from bayesify.training.backends import Backend, CompiledBackend, GraphBackend, StepOptions
 
 SIZES = [16, 16, 16, 16, 16, 9, 16, 16, 9, 16, 16]
 
@@ -45,10 +45,9 @@ def train(
         terms = backend.step(
             x,
             y,
-            batch_index=number,
-            kl_scale=min(1.0, (number + 1) / 5),
-            with_kl=number == 6,
-            with_residual=True,
+            StepOptions(
+                number, min(1.0, (number + 1) / 5), with_kl=number == 6, with_residual=True
+            ),
         )
         assert terms.has_kl == (number == 6)
         said.append((float(terms.nll), terms.kl_factor, terms.std_residual))
@@ -113,7 +112,7 @@ def test_a_minibatch_of_another_structure_is_no_replay(before: Any, after: Any) 
         backend = make(elbo, torch.optim.SGD(elbo.parameters(), lr=1e-3), compiled=False)
         targets = torch.arange(4)
         for inputs in (*[before] * 5, after, before):
-            terms = backend.step(inputs, targets, batch_index=0)
+            terms = backend.step(inputs, targets, StepOptions(batch_index=0))
             nlls.append(float(terms.nll))
     assert nlls[:7] == nlls[7:]
 
@@ -127,7 +126,7 @@ def test_the_minibatch_is_not_written() -> None:
     backend = GraphBackend(elbo, optimizer, same_again, compiled=False)
     for minibatch in data:
         targets = torch.zeros(4, dtype=torch.long)
-        backend.step(minibatch, targets, batch_index=0)
+        backend.step(minibatch, targets, StepOptions(batch_index=0))
     assert torch.equal(data, before)
 
 
@@ -142,9 +141,9 @@ def test_compiled_cpp_cannot_be_recorded() -> None:
     backend = GraphBackend(elbo, optimizer, same_again)
     minibatch = torch.zeros(4, 6), torch.zeros(4, dtype=torch.long)
     for _ in range(3):
-        backend.step(*minibatch, batch_index=0)
+        backend.step(*minibatch, StepOptions(batch_index=0))
     with pytest.raises(TypeError, match="PyTorch's operations"):
-        backend.step(*minibatch, batch_index=0)
+        backend.step(*minibatch, StepOptions(batch_index=0))
 
 
 def test_a_layer_that_is_trained_later_is_recorded_anew() -> None:
@@ -162,7 +161,7 @@ def test_a_layer_that_is_trained_later_is_recorded_anew() -> None:
     x, y = torch.randn(20, 6), torch.randint(5, (20,))
     for number in range(20):
         elbo.bnn.net[0].requires_grad_(number >= 10)
-        backend.step(x, y, batch_index=number, with_kl=False)
+        backend.step(x, y, StepOptions(batch_index=number, with_kl=False))
         assert torch.equal(elbo.bnn.net[0].weight, before) == (number < 10)
     assert recorded == [False, True]
     assert torch.equal(net[0].weight, before)
@@ -181,6 +180,7 @@ def test_a_factor_that_depends_on_its_own_step_is_not_recorded(form: Any) -> Non
         backend = make(objective, torch.optim.SGD(objective.parameters(), lr=1e-2), compiled=False)
         x, targets = torch.randn(16, 6), torch.arange(16) % 5
         factors += [
-            backend.step(x, targets, batch_index=number % 5).kl_factor for number in range(12)
+            backend.step(x, targets, StepOptions(batch_index=number % 5)).kl_factor
+            for number in range(12)
         ]
     assert factors[:12] == factors[12:]

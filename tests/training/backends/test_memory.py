@@ -22,7 +22,13 @@ from bayesify import (
     Prior,
     ScaleMixture,
 )
-from bayesify.training.backends import AutogradBackend, Backend, ClosedFormBackend, CompiledBackend
+from bayesify.training.backends import (
+    AutogradBackend,
+    Backend,
+    ClosedFormBackend,
+    CompiledBackend,
+    StepOptions,
+)
 
 #: 1.5 MB of weights, 0.25 MB a layer.
 WIDTH, LAYERS = 250, 6
@@ -60,7 +66,7 @@ def check_memory(make: Make, prior: Prior, estimator: Any = None, num_samples: i
     x, y = torch.randn(4, WIDTH), torch.zeros(4, dtype=torch.long)
     for _ in range(2):  # the first step makes the optimiser's state
         with Allocations() as allocations:
-            step.step(x, y, batch_index=0, with_residual=True)
+            step.step(x, y, StepOptions(batch_index=0, with_residual=True))
     # A layer's gradient, which is the network's own, and blocks of the plain step.
     largest, by = max(allocations.found)
     assert largest < MEGABYTE, f"{by} allocates {largest} bytes"

@@ -16,7 +16,7 @@ from torch.optim import SGD
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.training import NonFiniteLossError, fit_replicas
-from bayesify.training.backends import AutogradBackend, Backend, make_backend
+from bayesify.training.backends import AutogradBackend, Backend, StepOptions, make_backend
 
 X, Y = torch.randn(40, 4), torch.randint(3, (40,))
 EXPLICIT = ["compiled", "closed-form"] if has_compiler else ["closed-form"]
@@ -74,7 +74,7 @@ def elbo(run: Run, **options: Any) -> bf.ELBO:
 def trained(each: bf.ELBO, make: Callable[..., Backend]) -> Tensor:
     backend = make(each, SGD(each.parameters(), lr=0.1))
     for _ in range(4):
-        backend.step(X, Y, batch_index=0)
+        backend.step(X, Y, StepOptions(batch_index=0))
     return torch.cat([p.detach() for p in each.parameters()])
 
 
@@ -128,7 +128,7 @@ def backend_of(run: Run, noise: Any, **options: Any) -> Backend:
     """The backend after the first step."""
     each = elbo(run, **options)
     backend = make_backend(each, SGD(each.parameters(), lr=0.1), noise=noise)
-    backend.step(X, Y, batch_index=0)
+    backend.step(X, Y, StepOptions(batch_index=0))
     return backend
 
 

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 import bayesify as bf
 from bayesify.datasets import TensorLoader
 from bayesify.training import fit_replicas
-from bayesify.training.backends import CompiledBackend, NonFiniteLossError, make_backend
+from bayesify.training.backends import (
+    CompiledBackend,
+    NonFiniteLossError,
+    StepOptions,
+    make_backend,
+)
 from bayesify.training.kernel.posterior_update import OptimizerState
 from bayesify.training.progress import Callback
 
@@ -108,7 +113,7 @@ def edits(linear: nn.Linear, x: Tensor) -> Tensor:
 def test_a_network_that_edits_its_weights_is_left_to_the_fused_objective() -> None:
     each = elbo(Net(edits))
     backend = make_backend(each, torch.optim.SGD(each.parameters(), lr=0.1))
-    backend.step(X, Y, batch_index=0)
+    backend.step(X, Y, StepOptions(batch_index=0))
     assert backend.description == "fused objective (the network edits its weights in place)"
     assert backend.noise == "counter"
 
@@ -252,6 +257,6 @@ def test_the_optimizer_makes_no_backend_of_its_own() -> None:
     adam = torch.optim.Adam(each.parameters(), lr=0.1)
     each(X, Y).loss.backward()
     backend = CompiledBackend(each, adam, compiled=False)
-    backend.step(X, Y, batch_index=0)
+    backend.step(X, Y, StepOptions(batch_index=0))
     assert float(adam.state[each.bnn.posterior.mean]["step"]) == 1.0
     assert OptimizerState(adam, each.bnn.posterior.mean).rule == "adam"

@@ -32,6 +32,7 @@ from tests.training.backends.test_agreement import (
 from torch import nn
 
 from bayesify import GaussianLikelihood, WeightSampling
+from bayesify.training.backends import StepOptions
 from bayesify.training.backends.closed_form import ClosedFormBackend
 from bayesify.training.backends.leaf import LeafBackend, SampleSource
 from bayesify.training.backends.leaves import Leaves
@@ -121,7 +122,7 @@ def test_dropout_and_buffers_follow_the_objectives(kind: str) -> None:
     step, optimizer = backend_of(kind, elbo, task.optimizer_of(elbo)), task.optimizer_of(specified)
     for number, (x, y, told) in enumerate(task.minibatches()):
         torch.manual_seed(number)
-        values = step.step(x, y, **told)
+        values = step.step(x, y, StepOptions(**told))
         torch.manual_seed(number)
         optimizer.zero_grad()
         terms = specified(x, y, **told)

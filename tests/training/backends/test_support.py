@@ -37,6 +37,7 @@ from bayesify import (
 from bayesify.datasets import TensorLoader
 from bayesify.training.backends import (
     CompiledBackend,
+    StepOptions,
     make_backend,
     why_no_closed_forms,
     why_not_compiled,
@@ -335,10 +336,10 @@ def test_a_small_eps_is_left_to_other_backends(
 def test_an_eps_that_gets_small_is_noticed() -> None:
     elbo, optimizer = Case("", dtype=torch.float32, optimizer=partial(Adam, lr=0.1)).make()
     backend = CompiledBackend(elbo, optimizer)
-    backend.step(X.float(), Y, batch_index=0)
+    backend.step(X.float(), Y, StepOptions(batch_index=0))
     optimizer.param_groups[0]["eps"] = 1e-16
     with pytest.raises(ValueError, match="eps 1e-16, below 1e-12"):
-        backend.step(X.float(), Y, batch_index=0)
+        backend.step(X.float(), Y, StepOptions(batch_index=0))
 
 
 def test_replicas_refuse_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +357,7 @@ def test_a_kl_that_is_nan_is_not_learnt() -> None:
     elbo, optimizer = Case("", {"prior": Broken()}).make()
     backend = make_backend(elbo, optimizer)
     with pytest.raises(ArithmeticError, match="the KL or penalty at step 1"):
-        backend.step(X, Y, batch_index=0)
+        backend.step(X, Y, StepOptions(batch_index=0))
     assert all(bool(p.isfinite().all()) for p in elbo.parameters())
 
 
@@ -368,5 +369,5 @@ def test_an_unknown_backend_raises() -> None:
 def test_the_kl_factor_of_a_compiled_objective_has_its_scale() -> None:
     elbo, optimizer = CASES["compiled"].make()
     backend = make_backend(elbo, optimizer, "autograd")
-    terms = backend.step(X, Y, batch_index=0, kl_scale=0.25)
+    terms = backend.step(X, Y, StepOptions(batch_index=0, kl_scale=0.25))
     assert terms.kl_factor == pytest.approx(0.25 / N)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from bayesify import MeanFieldGaussian, kl_divergence
 from bayesify.noise.threefry import normals
 from bayesify.training import NonFiniteLossError
-from bayesify.training.backends import GraphBackend
+from bayesify.training.backends import GraphBackend, StepOptions
 from bayesify.training.kernel.formulas import Rates, prior_blocks
 from bayesify.training.kernel.interface import Kernel, Recipe, SampleNoise, Vectors
 from bayesify.training.kernel.native import NativeKernel
@@ -39,7 +39,7 @@ def outputs_of(kind: str, count: int, bnn: tuple[tuple[str, Any], ...] = ()) -> 
     elbo = task.objective()
     step = backend_of(kind, elbo, task.optimizer_of(elbo))
     x, y, told = task.minibatches()[0]
-    return step.step(x, y, **told).outputs
+    return step.step(x, y, StepOptions(**told)).outputs
 
 
 @each_kind
@@ -63,13 +63,13 @@ def test_a_step_that_broke_off_is_taken_anew(kind: str) -> None:
                 passes = iter([None, RuntimeError("in the second pass")])
                 hook = elbo.bnn.net.register_forward_pre_hook(lambda *_: throw(next(passes)))  # noqa: B023
                 with pytest.raises(RuntimeError, match="second pass"):
-                    step.step(x, y, **told)
+                    step.step(x, y, StepOptions(**told))
                 hook.remove()
                 # Its number is the next one's, and once more where it was not learnt.
                 with pytest.raises(NonFiniteLossError):
-                    step.step(torch.full_like(x, torch.nan), y, **told)
+                    step.step(torch.full_like(x, torch.nan), y, StepOptions(**told))
                 elbo.step -= 1
-            step.step(x, y, **told)
+            step.step(x, y, StepOptions(**told))
         results.append(torch.cat([p.detach().flatten() for p in elbo.parameters()]))
     assert torch.equal(*results)
 
@@ -89,7 +89,7 @@ def test_the_number_of_samples_may_change(kind: str) -> None:
     step, optimizer = backend_of(kind, elbo, task.optimizer_of(elbo)), task.optimizer_of(specified)
     for number, (x, y, told) in enumerate(task.minibatches()[:9]):
         elbo.num_samples = specified.num_samples = 1 + number // 2
-        step.step(x, y, **told)
+        step.step(x, y, StepOptions(**told))
         optimizer.zero_grad()
         specified(x, y, **told).loss.backward()
         optimizer.step()
@@ -106,7 +106,7 @@ def test_pairs_of_an_odd_number_are_refused(kind: str) -> None:
     x, y, told = task.minibatches()[0]
     for _ in range(2):  # as often as it is asked
         with pytest.raises(ValueError, match="even"):
-            step.step(x, y, **told)
+            step.step(x, y, StepOptions(**told))
 
 
 @each_kind
@@ -120,7 +120,7 @@ def test_under_autocast_each_sample_has_its_own_weights(kind: str) -> None:
     step = backend_of(kind, elbo, task.optimizer_of(elbo))
     x, y, told = task.minibatches()[0]
     with torch.autocast("cpu", torch.bfloat16):
-        values = step.step(x, y, **told)
+        values = step.step(x, y, StepOptions(**told))
         torch.clear_autocast_cache()
         terms = specified(x, y, **told)
     one, two, three = values.outputs
@@ -142,7 +142,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
             step = backend_of("kernel", elbo, task.optimizer_of(elbo))
             x, y, told = task.minibatches()[0]
             torch.set_num_threads(1)
-            step.step(x, y, **told)
+            step.step(x, y, StepOptions(**told))
             torch.set_num_threads(threads)
             step._posterior_update.accumulate([None] * 6, 1, 0.1)  # type: ignore[attr-defined]
             results.append(step._posterior_update._kernel._vectors)  # type: ignore[attr-defined]
@@ -279,5 +279,5 @@ def test_several_samples_are_not_recorded() -> None:
     backend = GraphBackend(elbo, task.optimizer_of(elbo), record, compiled=False)
     for number, (x, y, told) in enumerate(task.minibatches()):
         elbo.num_samples = 2 if number < 12 else 1
-        assert len(backend.step(x, y, **told).outputs) == elbo.num_samples
+        assert len(backend.step(x, y, StepOptions(**told)).outputs) == elbo.num_samples
         assert len(recorded) == int(number >= 15), "after three steps to warm up"

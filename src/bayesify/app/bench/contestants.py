@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import bayesify as bf
 from bayesify.app.bench.cases import NUM_DATA, Case
-from bayesify.training.backends import BackendName, make_backend
+from bayesify.training.backends import BackendName, StepOptions, make_backend
 
 __all__ = [
     "OURS",
@@ -223,7 +223,7 @@ def _training(case: Case, batch: int, kind: BackendName, estimator: str, optimiz
     backend = make_backend(*_objective(case, estimator, optimizer), kind)
 
     def step() -> None:
-        backend.step(inputs, targets, batch_index=0)
+        backend.step(inputs, targets, StepOptions(batch_index=0))
 
     return step
 

@@ -26,6 +26,7 @@ from bayesify.tabular.table_data import TableData
 from bayesify.training import ConvergenceWarning, fit
 from bayesify.training.backends import (
     NonFiniteLossError,
+    StepOptions,
     check_shared_noise,
     make_backend,
 )
@@ -359,7 +360,8 @@ def seconds_per_epoch(
                 images = inputs
                 if config.augment:
                     images = random_affine(inputs, config.augment, data.image_shape)
-                float(backend.step(images, targets, batch_index=0).nll)  # waits for a GPU
+                terms = backend.step(images, targets, StepOptions(batch_index=0))
+                float(terms.nll)  # waits for a GPU
         except NonFiniteLossError:
             break  # the run itself names the step and the mend
         times.append(time.perf_counter() - started)

@@ -7,6 +7,7 @@ from bayesify.training.backends.backend import (
     BackendName,
     Noise,
     NonFiniteLossError,
+    StepOptions,
 )
 from bayesify.training.backends.choose import check_backend, check_shared_noise, make_backend
 from bayesify.training.backends.closed_form import ClosedFormBackend
@@ -30,6 +31,7 @@ __all__ = [
     "Noise",
     "NonFiniteLossError",
     "ReplicaBackend",
+    "StepOptions",
     "check_backend",
     "check_shared_noise",
     "make_backend",

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import MeanFieldGaussian
 from bayesify.module.inputs import Inputs
 from bayesify.training.accumulation import Accumulation
-from bayesify.training.backends.backend import Noise, require_finite
+from bayesify.training.backends.backend import Noise, StepOptions, require_finite
 from bayesify.training.convergence import std_residual
 from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms, check_place, fused_as
@@ -38,7 +38,8 @@ class AutogradBackend:
         >>> from bayesify.module.bayesian import BayesianModule
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
         >>> backend = AutogradBackend(elbo, torch.optim.SGD(elbo.parameters(), lr=0.1))
-        >>> terms = backend.step(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long), batch_index=0)
+        >>> x, y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+        >>> terms = backend.step(x, y, StepOptions(batch_index=0))
         >>> terms.nll.requires_grad, elbo.step
         (False, 1)
     """
@@ -67,32 +68,23 @@ class AutogradBackend:
         """None, since the gradient of the KL hides which they are."""
         return ()
 
-    def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        batch_index: int | None,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,  # noqa: ARG002
-        with_residual: bool = False,
-        share: Share | None = None,
-    ) -> ELBOTerms:
+    def step(self, inputs: Inputs, targets: Tensor, options: StepOptions) -> ELBOTerms:
         """Make one step; see ``Backend.step``. The value of the KL is always computed.
 
         Of minibatches that share a step of the optimiser, the last makes it, with the mean of
         their gradients.
         """
+        batch_index, kl_scale, share = options.batch_index, options.kl_scale, options.share
         check_place(batch_index, kl_scale)
         elbo, processes, accumulation = self._elbo, self._processes, self._accumulation
         batch = batch_index or 0
         begins, part = accumulation.begins(batch), 1.0 / accumulation.size(batch)
         ends = accumulation.ends(batch)
-        options: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
+        place: dict[str, Any] = {"batch_index": batch_index, "kl_scale": kl_scale}
         if share is not None and elbo.kl_weighting == "geometric":
-            options["batch_size"] = share.batch_size
+            place["batch_size"] = share.batch_size
         with fused_as(elbo, self._fused):
-            terms: ELBOTerms = elbo(inputs, targets, **options)
+            terms: ELBOTerms = elbo(inputs, targets, **place)
         if processes.is_alone:
             require_finite(elbo, terms)
             self._backward(terms.loss, part, begins=begins)
@@ -100,7 +92,7 @@ class AutogradBackend:
             terms = self._add_up(terms, share, part, begins=begins, ends=ends)
         posterior, residual = elbo.bnn.posterior, None
         if ends:
-            if with_residual and isinstance(posterior, MeanFieldGaussian):
+            if options.with_residual and isinstance(posterior, MeanFieldGaussian):
                 residual = std_residual(posterior)  # before the optimiser changes rho
             with fused_as(elbo, self._fused):
                 self._optimizer.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "BackendName",
     "Noise",
     "NonFiniteLossError",
+    "StepOptions",
     "check_same_noise",
     "require_finite",
 ]
@@ -80,6 +81,25 @@ class NonFiniteLossError(ArithmeticError):
     has_wrong_targets = False
 
 
+class StepOptions(NamedTuple):
+    """What changes from one training step to the next, besides the minibatch.
+
+    Args:
+        batch_index: the minibatch's index within the epoch, from 0, for geometric weights.
+        kl_scale: a further factor on the KL, for its warm-up.
+        with_kl: whether to compute the value of the KL; its gradient does not need it.
+        with_residual: whether to measure ``std_residual``.
+        share: this process's share of the minibatch, where there are several; None where all
+            have parts of one size.
+    """
+
+    batch_index: int | None
+    kl_scale: float = 1.0
+    with_kl: bool = False
+    with_residual: bool = False
+    share: Share | None = None
+
+
 class Backend(Protocol):
     """One implementation of a training step: forward pass, backward pass and update.
 
@@ -100,17 +120,7 @@ class Backend(Protocol):
         There are none where the backend does not know, as with several processes.
         """
 
-    def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        batch_index: int | None,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,
-        with_residual: bool = False,
-        share: Share | None = None,
-    ) -> ELBOTerms:
+    def step(self, inputs: Inputs, targets: Tensor, options: StepOptions) -> ELBOTerms:
         """Compute the objective of one minibatch and update the parameters.
 
         Of several processes each computes its part of the minibatch, and all make the same update.
@@ -118,12 +128,7 @@ class Backend(Protocol):
         Args:
             inputs: as for ``BayesianModule.predict``, B_i examples.
             targets: shape (B_i, ...).
-            batch_index: the minibatch's index within the epoch, from 0, for geometric weights.
-            kl_scale: a further factor on the KL, for its warm-up.
-            with_kl: whether to compute the value of the KL; its gradient does not need it.
-            with_residual: whether to measure ``std_residual``.
-            share: this process's share of the minibatch, where there are several; None where all
-                have parts of one size.
+            options: what changes from step to step.
 
         Returns:
             The terms at the parameters before the update; of the whole minibatch, but for the

@@ -18,6 +18,7 @@ from bayesify.training.backends.backend import (
     Backend,
     BackendName,
     Noise,
+    StepOptions,
     check_same_noise,
 )
 from bayesify.training.backends.closed_form import ClosedFormBackend
@@ -32,7 +33,6 @@ from bayesify.training.backends.requirements import (
     why_not_compiled,
     why_own_code,
 )
-from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 from bayesify.training.ivon import IVON
 from bayesify.training.kernel.compiler import CompilerError
@@ -218,31 +218,13 @@ class _WithFallback:
         """The unread parameters that the backend in use has found."""
         return self._backend.unread
 
-    def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        batch_index: int | None,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,
-        with_residual: bool = False,
-        share: Share | None = None,
-    ) -> ELBOTerms:
+    def step(self, inputs: Inputs, targets: Tensor, options: StepOptions) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         undo = (snapshot(self._elbo.bnn.net), saved_generators()) if self._first else None
         self._first = False
         while True:
             try:
-                return self._backend.step(
-                    inputs,
-                    targets,
-                    batch_index=batch_index,
-                    kl_scale=kl_scale,
-                    with_kl=with_kl,
-                    with_residual=with_residual,
-                    share=share,
-                )
+                return self._backend.step(inputs, targets, options)
             except UnsupportedRunError as error:
                 self._choose_anew(error)
             except EditedInPlaceError as error:

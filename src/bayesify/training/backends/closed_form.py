@@ -47,13 +47,15 @@ class ClosedFormBackend(LeafBackend):
         ValueError: no closed forms are known for this objective.
 
     Example:
+        >>> from bayesify.training.backends import StepOptions
         >>> from bayesify.module.bayesian import BayesianModule
         >>> from bayesify.training.elbo import ELBO
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
         >>> backend = ClosedFormBackend(elbo, torch.optim.SGD(elbo.parameters(), lr=0.1))
         >>> backend.description
         'closed-form (gaussian prior)'
-        >>> terms = backend.step(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long), batch_index=0)
+        >>> x, y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+        >>> terms = backend.step(x, y, StepOptions(batch_index=0))
         >>> terms.has_kl, elbo.step
         (False, 1)
     """

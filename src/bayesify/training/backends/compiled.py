@@ -44,11 +44,13 @@ class CompiledBackend(LeafBackend):
         CompilerError: the kernel cannot be compiled on this machine.
 
     Example:
+        >>> from bayesify.training.backends import StepOptions
         >>> from bayesify.module.bayesian import BayesianModule
         >>> elbo = ELBO(BayesianModule(torch.nn.Linear(3, 2)), num_data=10)
         >>> sgd = torch.optim.SGD(elbo.parameters(), lr=0.1)
         >>> backend = CompiledBackend(elbo, sgd, compiled=False)
-        >>> terms = backend.step(torch.zeros(5, 3), torch.zeros(5, dtype=torch.long), batch_index=0)
+        >>> x, y = torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+        >>> terms = backend.step(x, y, StepOptions(batch_index=0))
         >>> backend.noise, elbo.step
         ('counter', 1)
     """

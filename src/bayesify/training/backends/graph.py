@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bayesify.module.inputs import Inputs
-from bayesify.training.backends.backend import require_finite
+from bayesify.training.backends.backend import StepOptions, require_finite
 from bayesify.training.backends.compiled import CompiledBackend
-from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms
 
 __all__ = ["CudaRecorder", "GraphBackend", "Recorder"]
@@ -105,24 +104,14 @@ class GraphBackend(CompiledBackend):
         self._failed = False
         super().__init__(elbo, optimizer, compiled=compiled)
 
-    def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        batch_index: int | None,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,
-        with_residual: bool = False,
-        share: Share | None = None,
-    ) -> ELBOTerms:
+    def step(self, inputs: Inputs, targets: Tensor, options: StepOptions) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         self._keep_up()
         if self._trained != self._trained_now():
             self._prepare()
         parts, structure = tree_flatten((inputs, targets))
         shape = _shape_of(parts, structure)
-        ready = self._ordinary_steps >= _WARM_UP and not with_kl and not self._failed
+        ready = self._ordinary_steps >= _WARM_UP and not options.with_kl and not self._failed
         ready = ready and len(self._sources) == 1 and shape is not None
         # The factor of a PAC-Bayes objective depends on the nll of its own step.
         ready = ready and not self._elbo.running
@@ -130,25 +119,19 @@ class GraphBackend(CompiledBackend):
             self._capture(parts, structure)
         if self._replay is None or not ready or shape != self._shape:
             self._ordinary_steps += 1
-            return super().step(
-                inputs,
-                targets,
-                batch_index=batch_index,
-                kl_scale=kl_scale,
-                with_kl=with_kl,
-                with_residual=with_residual,
-                share=share,
-            )
+            return super().step(inputs, targets, options)
         for own, part in zip(self._parts, parts, strict=True):
             own.copy_(part, non_blocking=True)
         elbo, update = self._elbo, self._posterior_update
-        factor = elbo.kl_factor(len(targets), batch_index=batch_index, kl_scale=kl_scale)
+        factor = elbo.kl_factor(
+            len(targets), batch_index=options.batch_index, kl_scale=options.kl_scale
+        )
         update.prepare(factor)
         elbo.count_step()
         self._replay()
         terms = ELBOTerms.without_kl(self._nll, self._outputs, factor, self._unknown)
         require_finite(elbo, terms)
-        return terms._replace(std_residual=update.conclude(with_residual=with_residual))
+        return terms._replace(std_residual=update.conclude(with_residual=options.with_residual))
 
     def _prepare(self) -> None:
         super()._prepare()

@@ -14,10 +14,9 @@ from torch.optim import Optimizer
 from bayesify.distributions.posteriors import WeightDraw
 from bayesify.module.edited_inputs import Repeated
 from bayesify.module.inputs import Inputs
-from bayesify.training.backends.backend import Noise, require_finite
+from bayesify.training.backends.backend import Noise, StepOptions, require_finite
 from bayesify.training.backends.leaves import Leaves, ParameterGradients, gather
 from bayesify.training.convergence import StdResidual
-from bayesify.training.division import Share
 from bayesify.training.elbo import ELBO, ELBOTerms, detached
 from bayesify.training.kernel.formulas import leaf_kind, prior_blocks
 from bayesify.training.processes import Processes
@@ -98,22 +97,13 @@ class LeafBackend(ABC):
         enough = self._steps_seen >= _ENOUGH_STEPS and self._processes.is_alone
         return [name for name in names if name in self._unread] if enough else ()
 
-    def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        batch_index: int | None,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,
-        with_residual: bool = False,
-        share: Share | None = None,
-    ) -> ELBOTerms:
+    def step(self, inputs: Inputs, targets: Tensor, options: StepOptions) -> ELBOTerms:
         """Make one step; see ``Backend.step``."""
         self._elbo.bnn.own_trained_parameters()
         self._keep_up()
         self._begin()
         elbo, count, processes = self._elbo, len(self._sources), self._processes
+        batch_index, kl_scale, share = options.batch_index, options.kl_scale, options.share
         # Each process adds its part of the loss, and no process the whole of the KL.
         part = 1.0 / processes.count
         weight = part if share is None else share.weight
@@ -131,7 +121,7 @@ class LeafBackend(ABC):
             factor = elbo.kl_factor(size, batch_index=batch_index, kl_scale=kl_scale)
             nlls.append(nll.detach())
             outputs.append(detached(found))
-            if with_kl and (last or not self._exact):  # an exact KL is no average
+            if options.with_kl and (last or not self._exact):  # an exact KL is no average
                 values.append(self._complexity(sample))
             if not last:
                 in_mean, _ = self._backward(_part(nll, weight, count), others, gradients)
@@ -158,7 +148,7 @@ class LeafBackend(ABC):
         self._note_reads(found_gradients[0])
         self._steps_seen += 1
         in_mean, in_spread = self._summed(*found_gradients)
-        residual = self._update(in_mean, in_spread, factor, with_residual=with_residual)
+        residual = self._update(in_mean, in_spread, factor, with_residual=options.with_residual)
         return terms._replace(std_residual=residual)
 
     def _note_reads(self, in_mean: ParameterGradients) -> None:

@@ -21,6 +21,7 @@ from bayesify.training.backends.backend import (
     BackendName,
     Noise,
     NonFiniteLossError,
+    StepOptions,
     check_same_noise,
     require_finite,
 )
@@ -142,26 +143,15 @@ class ReplicaBackend:
         self._requests: dict[object, list[NoiseRequest]] = {}
 
     def step(
-        self,
-        inputs: Inputs,
-        targets: Tensor,
-        *,
-        separate: bool = False,
-        batch_index: int,
-        kl_scale: float = 1.0,
-        with_kl: bool = False,
-        with_residual: bool = False,
+        self, inputs: Inputs, targets: Tensor, options: StepOptions, *, separate: bool = False
     ) -> list[ELBOTerms]:
         """Make one step of each network; see ``Backend.step``.
 
         Args:
             inputs: B_i examples, with a leading axis of size K where they are separate.
             targets: likewise.
+            options: what changes from step to step; there is no ``share``.
             separate: whether each network has examples of its own.
-            batch_index: the minibatch's index within the epoch.
-            kl_scale: a further factor on the KL, for its warm-up.
-            with_kl: whether to compute the value of the KL.
-            with_residual: whether to measure ``std_residual``.
         """
         self._check_moments()
         self._updater.begin()
@@ -171,6 +161,7 @@ class ReplicaBackend:
         if versions != [leaf._version for leaf in leaves]:
             raise EditedInPlaceError("where networks train at once; train each by fit")
         nlls, found = [], []
+        batch_index, kl_scale, with_kl = options[:3]
         for k, elbo in enumerate(self._elbos):
             own = outputs[k].unsqueeze(0)
             nll = elbo.nll(own, targets[k] if separate else targets)
@@ -189,7 +180,7 @@ class ReplicaBackend:
         residuals = self._updater.update(
             *self._backward(torch.stack(nlls).sum()),
             [terms.kl_factor for terms in found],
-            with_residual=with_residual,
+            with_residual=options.with_residual,
         )
         pairs = zip(found, residuals, strict=True)
         return [terms._replace(std_residual=residual) for terms, residual in pairs]
