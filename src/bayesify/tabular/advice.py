@@ -39,12 +39,11 @@ class TableWarning(UserWarning):
     """A training table has properties that most likely nobody wants; the message has the mend."""
 
 
-def check_sum(weights: Floats, *, stacklevel: int) -> None:
+def check_sum(weights: Floats) -> None:
     """Warn if given weights sum to far less or far more than their rows.
 
     Args:
         weights: shape (N,), at least 0; rows of weight 0 are none.
-        stacklevel: as for ``warnings.warn``.
     """
     rows, total = int((weights > 0.0).sum()), float(weights.sum())
     if not rows / _RATIO <= total <= rows * _RATIO:
@@ -53,20 +52,19 @@ def check_sum(weights: Floats, *, stacklevel: int) -> None:
             f"that a row counts, so the model learns as from {total:.4g} of them; if the weights "
             "are relative, multiply them by len(w) / w.sum()",
             TableWarning,
-            stacklevel=stacklevel + 1,
+            stacklevel=5,
         )
 
 
-def check_repeats(counts: Floats, *, stacklevel: int) -> None:
+def check_repeats(counts: Floats) -> None:
     """Warn if every row was given about the same number of times, at least twice.
 
     Args:
         counts: how often each distinct row occurs, shape (M,).
-        stacklevel: as for ``warnings.warn``.
     """
     if repeats := _repeats(counts):
         mend = "give each row once, for example by DataFrame.drop_duplicates()"
-        warnings.warn(f"{repeats}; {mend}", TableWarning, stacklevel=stacklevel + 1)
+        warnings.warn(f"{repeats}; {mend}", TableWarning, stacklevel=5)
 
 
 def repeats_of(columns: Iterable[Floats]) -> list[str]:

@@ -155,9 +155,9 @@ class BayesianMLP(Calibrated, StorableEstimator, Generic[P_co]):
     def _check_counts(self, sample_weight: Any, weights: Floats, rows: DistinctRows) -> None:
         """Warn of weights, or of rows given several times, that most likely nobody wants."""
         if sample_weight is None:
-            check_repeats(rows.weights.numpy(), stacklevel=4)
+            check_repeats(rows.weights.numpy())
         else:
-            check_sum(weights, stacklevel=4)
+            check_sum(weights)
 
     def _recipe(self, num_rows: int, *, has_classes: bool) -> TableRecipe:
         """Return the settings of the training."""

@@ -45,7 +45,7 @@ class TargetScaleWarning(UserWarning):
     Example:
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     prices = torch.tensor([210_000.0, 480_000.0])
-        ...     warn_of_target_scale(GaussianLikelihood(), prices, stacklevel=1)
+        ...     warn_of_target_scale(GaussianLikelihood(), prices)
         >>> caught[0].category.__name__
         'TargetScaleWarning'
     """
@@ -57,7 +57,7 @@ class SoftmaxOutputWarning(UserWarning):
     Example:
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     outputs = torch.tensor([[[0.25, 0.75]]])
-        ...     warn_of_softmax_outputs(CategoricalLikelihood(), outputs, stacklevel=1)
+        ...     warn_of_softmax_outputs(CategoricalLikelihood(), outputs)
         >>> caught[0].category.__name__
         'SoftmaxOutputWarning'
     """
@@ -69,7 +69,7 @@ class SigmoidOutputWarning(UserWarning):
     Example:
         >>> with warnings.catch_warnings(record=True, action="always") as caught:
         ...     net, outputs = nn.Sequential(nn.Sigmoid()), torch.tensor([[[0.25, 0.75]]])
-        ...     warn_of_sigmoid_outputs(BernoulliLikelihood(), net, outputs, stacklevel=1)
+        ...     warn_of_sigmoid_outputs(BernoulliLikelihood(), net, outputs)
         >>> caught[0].category.__name__
         'SigmoidOutputWarning'
     """
@@ -160,13 +160,12 @@ def _has_length(loader: Sized) -> bool:
     return True
 
 
-def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel: int) -> None:
+def warn_of_target_scale(likelihood: Likelihood, targets: object) -> None:
     """Warn if the targets of a Gaussian likelihood are far from unit scale.
 
     Args:
         likelihood: another than a ``GaussianLikelihood`` has no scale.
         targets: those of a minibatch; infinite bounds of censored ones are left out.
-        stacklevel: as for ``warnings.warn``.
     """
     if not isinstance(likelihood, GaussianLikelihood) or not isinstance(targets, torch.Tensor):
         return
@@ -185,19 +184,16 @@ def warn_of_target_scale(likelihood: Likelihood, targets: object, *, stacklevel:
         "on (y - y.mean()) / y.std(), and bring predictions back by bnn.predict(x).rescaled("
         "y.mean(), y.std())",
         TargetScaleWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=5,
     )
 
 
-def warn_of_softmax_outputs(
-    likelihood: Likelihood, outputs: torch.Tensor, *, stacklevel: int
-) -> None:
+def warn_of_softmax_outputs(likelihood: Likelihood, outputs: torch.Tensor) -> None:
     """Warn if the outputs of a network of classes are probabilities instead of logits.
 
     Args:
         likelihood: another than a ``CategoricalLikelihood`` has no softmax.
         outputs: those of a minibatch, shape (S, N, ..., K).
-        stacklevel: as for ``warnings.warn``.
     """
     classes = outputs.shape[-1]
     if not isinstance(likelihood, CategoricalLikelihood) or classes < 2 or not outputs.numel():
@@ -212,13 +208,11 @@ def warn_of_softmax_outputs(
         f"{classes} classes, as after a softmax; leave nn.Softmax out, since the likelihood "
         f"applies it: with both, no probability is above {math.e / (math.e + classes - 1):.3g}",
         SoftmaxOutputWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=5,
     )
 
 
-def warn_of_sigmoid_outputs(
-    likelihood: Likelihood, net: nn.Module, outputs: torch.Tensor, *, stacklevel: int
-) -> None:
+def warn_of_sigmoid_outputs(likelihood: Likelihood, net: nn.Module, outputs: torch.Tensor) -> None:
     """Warn if the outputs of a network of labels are probabilities instead of logits.
 
     Only of a ``nn.Sequential`` it is known that it ends in a ``nn.Sigmoid``: logits of a minibatch
@@ -228,7 +222,6 @@ def warn_of_sigmoid_outputs(
         likelihood: another than a ``BernoulliLikelihood`` has no sigmoid.
         net: the network.
         outputs: those of a minibatch, shape (S, N, ...).
-        stacklevel: as for ``warnings.warn``.
     """
     if not isinstance(likelihood, BernoulliLikelihood) or not outputs.numel():
         return
@@ -243,7 +236,7 @@ def warn_of_sigmoid_outputs(
         "the network's outputs must be logits, but it ends in nn.Sigmoid; leave it out, since the "
         "likelihood applies it: with both, all probabilities lie from 0.5 to 0.731",
         SigmoidOutputWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=5,
     )
 
 

@@ -190,12 +190,10 @@ class Training:
                     index = minibatch.batch
                     if epoch == index == 0 and self._processes.is_first:
                         likelihood = self._network.likelihood
-                        warn_of_target_scale(likelihood, minibatch.targets, stacklevel=4)
+                        warn_of_target_scale(likelihood, minibatch.targets)
                         outputs = terms[0].outputs
-                        warn_of_softmax_outputs(likelihood, outputs, stacklevel=4)
-                        warn_of_sigmoid_outputs(
-                            likelihood, self._network.net, outputs, stacklevel=4
-                        )
+                        warn_of_softmax_outputs(likelihood, outputs)
+                        warn_of_sigmoid_outputs(likelihood, self._network.net, outputs)
                     updated = self._end_step(meters, minibatch, terms)
                     ended = index if updated else None
                     self.callback.on_step(epoch=epoch, batch=index)
