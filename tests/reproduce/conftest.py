@@ -10,15 +10,6 @@ from bayesify.datasets import ImageData
 
 __all__ = ["epochs_done", "few_test_images"]
 
-#: The modules of experiments that load images by their name.
-LOADING = (
-    "harness.image_runs",
-    "papers.blundell.bound",
-    "papers.blundell.comparison",
-    "papers.blundell.ensemble",
-    "papers.koca_dittmann",
-)
-
 
 @pytest.fixture
 def few_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,5 +18,4 @@ def few_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(name: str, *_: Any, limit: int | None = None, **__: Any) -> ImageData:
         return few_images(name, limit)
 
-    for module in LOADING:
-        monkeypatch.setattr(f"bayesify.reproduce.{module}.load_images", few)
+    monkeypatch.setattr("bayesify.reproduce.harness.image_runs.load_images", few)

@@ -34,7 +34,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
         test,
         tuple("abcdefghij"),
     )
-    monkeypatch.setattr(fashion_lenet5, "load_images", lambda *_, **__: data)
+    monkeypatch.setattr(fashion_lenet5, "images_of", lambda *_, **__: data)
 
 
 def small(name: str, **changed: Any) -> Job:

@@ -27,6 +27,7 @@ __all__ = [
     "curve",
     "held_out",
     "histogram",
+    "images_of",
     "mnist_of",
     "sampled_weights",
     "settings_of",
@@ -101,6 +102,15 @@ def held_out(data: ImageData, count: int, generator: torch.Generator | None = No
     )
 
 
+def images_of(context: Context, name: str, limit: int | None = None) -> ImageData:
+    """Load a data set of images for a job, or its first ``limit`` training images.
+
+    Raises:
+        DataError: the data set is missing.
+    """
+    return load_images(name, context.data_dir, limit=limit, progress=context.on_download)
+
+
 def mnist_of(job: Job, context: Context) -> ImageData:
     """Load MNIST; of a job with ``held_out``, so many training images are the test part.
 
@@ -108,7 +118,7 @@ def mnist_of(job: Job, context: Context) -> ImageData:
     """
     settings = job.config.get("settings", job.config)
     limit = settings.get("limit")
-    data = load_images("mnist", context.data_dir, limit=limit, progress=context.on_download)
+    data = images_of(context, "mnist", limit)
     if "held_out" not in job.config:
         return data
     generator = torch.Generator().manual_seed(derived_seed(0, Stream.SHUFFLE, 0))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from bayesify.datasets import ImageData, TensorLoader, load_images
+from bayesify.datasets import ImageData, TensorLoader
 from bayesify.distributions.priors import Gaussian
 from bayesify.metrics import error_percent, sampled_error
 from bayesify.module.bayesian import BayesianModule
@@ -30,6 +30,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training.certificate import certify
 from bayesify.training.elbo import ELBO
@@ -135,9 +136,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         DataError: the data set is missing; raised before anything is trained.
     """
     config = job.config
-    data = load_images(
-        "mnist", context.data_dir, limit=config["limit"], progress=context.on_download
-    )
+    data = images_of(context, "mnist", config["limit"])
     prior_indices = split_for_prior(len(data.train_targets), config["prior_part"], seed=job.seed)
     bnn = _at_prior(job, data, prior_indices, context)
     # Where a weight sample costs a pass, only the trained posterior is certified.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bayesify.datasets import ImageData, TensorLoader, load_images
+from bayesify.datasets import ImageData, TensorLoader
 from bayesify.distributions.posteriors import Delta
 from bayesify.distributions.priors import Gaussian
 from bayesify.metrics import error_percent, expected_calibration_error, nll
@@ -30,6 +30,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training import fit
 from bayesify.training.elbo import ELBO
@@ -99,12 +100,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         DataError: the data set is missing; raised before anything is trained.
     """
     config = job.config
-    data = load_images(
-        config["dataset"],
-        context.data_dir,
-        limit=config.get("limit"),
-        progress=context.on_download,
-    )
+    data = images_of(context, config["dataset"], config.get("limit"))
     count = config["members"]
     found = [
         # No two networks of the experiment have the same initial values.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.measure import evaluate
-from bayesify.datasets import load_images
 from bayesify.reproduce.harness.experiment import (
     Context,
     Experiment,
@@ -28,6 +27,7 @@ from bayesify.reproduce.harness.experiment import (
 from bayesify.reproduce.harness.image_runs import (
     curve,
     histogram,
+    images_of,
     sampled_weights,
     settings_of,
     trained,
@@ -130,9 +130,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         DataError: the data set is missing; raised before anything is trained.
     """
     name, settings = job.config["dataset"], settings_of(job.config["settings"])
-    data = load_images(
-        name, context.data_dir, limit=settings.get("limit"), progress=context.on_download
-    )
+    data = images_of(context, name, settings.get("limit"))
     config = RunConfig.of(name, **settings, seed=job.seed)
     try:
         bnn, history = trained(config, data, context)

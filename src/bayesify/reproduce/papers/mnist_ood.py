@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs import RunConfig
-from bayesify.datasets import ImageData, load_images
+from bayesify.datasets import ImageData
 from bayesify.metrics import brier, error_percent, expected_calibration_error, nll, ood_auroc
 from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
-from bayesify.reproduce.harness.image_runs import trained
+from bayesify.reproduce.harness.image_runs import images_of, trained
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, standard_error
 from bayesify.training.deep_ensemble import DeepEnsemble
 from bayesify.training.mc_dropout import MCDropout
@@ -128,12 +128,8 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     config = job.config
     settings = {**config["settings"], "hidden": tuple(config["settings"]["hidden"])}
     limit = settings.get("limit")
-    inside = load_images(
-        config["inside"], context.data_dir, limit=limit, progress=context.on_download
-    )
-    outside = load_images(
-        config["outside"], context.data_dir, limit=1, progress=context.on_download
-    ).test_inputs
+    inside = images_of(context, config["inside"], limit)
+    outside = images_of(context, config["outside"], 1).test_inputs
     count = config.get("members", 1)
     found = []
     for member in range(count):

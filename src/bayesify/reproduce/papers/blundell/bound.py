@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from bayesify.app.runs.run_config import ESTIMATORS
-from bayesify.datasets import TensorLoader, load_images
+from bayesify.datasets import TensorLoader
 from bayesify.distributions.by_group import ByGroup, EmpiricalGaussian
 from bayesify.distributions.priors import Gaussian, Laplace, Prior, ScaleMixture
 from bayesify.module.bayesian import BayesianModule
@@ -27,6 +27,7 @@ from bayesify.module.networks import mlp
 from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
 from bayesify.reproduce.harness.half_precision import half_precision
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores
 from bayesify.reproduce.papers.blundell.mnist_networks import by_job
@@ -191,9 +192,7 @@ def _stds(net: nn.Module, init_std: float | str) -> float | torch.Tensor:
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train a network, and measure its bound, its test error whole and pruned."""
     config = job.config
-    data = load_images(
-        "mnist", context.data_dir, limit=config.get("limit"), progress=context.on_download
-    )
+    data = images_of(context, "mnist", config.get("limit"))
     bnn = make_network(config, job.seed)
     elbo = ELBO(bnn, num_data=len(data.train_targets), num_samples=config["train_samples"])
     loader = TensorLoader(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.measure import weights_left
-from bayesify.datasets import ImageData, load_images
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import (
     holm_adjusted,
     mean_and_error,
@@ -117,9 +117,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     """
     settings, count = job.config["settings"], job.config["members"]
     limit = settings.get("limit")
-    data: ImageData = load_images(
-        "mnist", context.data_dir, limit=limit, progress=context.on_download
-    )
+    data = images_of(context, "mnist", limit)
     found: list[dict[str, Tensor]] = []
     lasts = []
     weights: dict[str, int] = {}

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from bayesify.app.runs.measure import weights_left
-from bayesify.datasets import ImageData, load_images
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     EPOCHS,
@@ -100,9 +100,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         ``weights``: number of weights of one network by share.
     """
     settings, count = job.config["settings"], job.config["members"]
-    data: ImageData = load_images(
-        "mnist", context.data_dir, limit=settings.get("limit"), progress=context.on_download
-    )
+    data = images_of(context, "mnist", settings.get("limit"))
     inputs, targets = data.test_inputs, data.test_targets
     log_probs: dict[str, list[Tensor]] = {f"{fraction:g}": [] for fraction in FRACTIONS}
     weights: dict[str, int] = {}

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from bayesify.datasets import load_images
 from bayesify.metrics import error_percent
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import (
@@ -21,7 +20,7 @@ from bayesify.reproduce.harness.experiment import (
     by_title,
     is_trial,
 )
-from bayesify.reproduce.harness.image_runs import held_out
+from bayesify.reproduce.harness.image_runs import held_out, images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.continual.learning import learn, make_network
 from bayesify.reproduce.papers.continual.task_sequences import (
@@ -184,9 +183,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         DataError: the data set is missing; raised before anything is trained.
     """
     config = job.config
-    data = load_images(
-        "mnist", context.data_dir, limit=config["limit"], progress=context.on_download
-    )
+    data = images_of(context, "mnist", config["limit"])
     if config["held_out"]:
         data = held_out(data, config["held_out"])
     tasks = (

@@ -28,13 +28,13 @@ from bayesify import (
     MCDropout,
     fit,
 )
-from bayesify.datasets import ImageData, TensorLoader, load_images
+from bayesify.datasets import ImageData, TensorLoader
 from bayesify.metrics import nll
 from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, Predictive
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job
-from bayesify.reproduce.harness.image_runs import curve, held_out
+from bayesify.reproduce.harness.image_runs import curve, held_out, images_of
 from bayesify.reproduce.papers.pyro_local.notebook_table import pyro_figures, pyro_table
 from bayesify.reproduce.papers.pyro_local.rated_gaussian import RatedGaussian, layer_sizes
 from bayesify.training.history import History
@@ -125,9 +125,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
         DataError: the data set is missing; raised before anything is trained.
     """
     config = job.config
-    images = load_images(
-        config["data"], context.data_dir, limit=config.get("limit"), progress=context.on_download
-    )
+    images = images_of(context, config["data"], config.get("limit"))
     data = make_data(images, config["held_out"], job.seed)
     return (_run_bayes if job.name == "bayes" else _run_dropout)(config, data, job.seed, context)
 

@@ -19,7 +19,6 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.app.runs import RunConfig
-from bayesify.datasets import load_images
 from bayesify.metrics import classification_metrics
 from bayesify.reproduce.harness.experiment import (
     Context,
@@ -29,7 +28,7 @@ from bayesify.reproduce.harness.experiment import (
     RunJob,
     one_by_one,
 )
-from bayesify.reproduce.harness.image_runs import curve, held_out, settings_of, trained
+from bayesify.reproduce.harness.image_runs import curve, held_out, images_of, settings_of, trained
 from bayesify.reproduce.harness.result_files import read_results
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
@@ -127,9 +126,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     config = job.config
     settings = settings_of(config["settings"])
     limit = settings.get("limit")
-    images = load_images(
-        config["dataset"], context.data_dir, limit=limit, progress=context.on_download
-    )
+    images = images_of(context, config["dataset"], limit)
     data = held_out(images, config["held_out"])
     made = RunConfig.of(config["dataset"], **settings, seed=job.seed)
     bnn, history = trained(made, data, context)

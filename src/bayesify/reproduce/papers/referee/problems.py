@@ -17,10 +17,11 @@ from bayesify import (
     GaussianLikelihood,
     Likelihood,
 )
-from bayesify.datasets import load_images, load_regression, standard_splits
+from bayesify.datasets import load_regression, standard_splits
 from bayesify.module.networks import mlp
 from bayesify.noise.keys import NoiseKey, Stream
 from bayesify.reproduce.harness.experiment import Context
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.papers.uci import standardised
 
 __all__ = ["PRIOR_GAIN", "PROBLEMS", "Problem", "load_problem", "make_network", "random_network"]
@@ -72,7 +73,7 @@ def load_problem(config: Mapping[str, Any], context: Context) -> Problem:
     if name is None:
         return _arcs()
     if name == "mnist":
-        data = load_images(name, context.data_dir, limit=_IMAGES, progress=context.on_download)
+        data = images_of(context, name, _IMAGES)
         pool = nn.AvgPool2d(_POOL)
         train, test = (
             pool(each.unflatten(-1, (1, *data.image_shape))).flatten(1)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import bayesify as bf
-from bayesify.datasets import TensorLoader, load_images
+from bayesify.datasets import TensorLoader
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import (
     Context,
@@ -31,6 +31,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
+from bayesify.reproduce.harness.image_runs import images_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.straight_dope.accuracy_and_pruning import (
     TrainAccuracy,
@@ -79,9 +80,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Make an ordinary network Bayesian, train it, and prune it."""
     config, seed = job.config, job.seed
-    data = load_images(
-        "mnist", context.data_dir, limit=config["limit"], progress=context.on_download
-    )
+    data = images_of(context, "mnist", config["limit"])
 
     # An ordinary network, with the document's distribution of initial values.
     net = nn.Sequential(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bayesify.app.runs import RunConfig
 from bayesify.app.runs.train import make_elbo, optimizer_factory
-from bayesify.datasets import TensorLoader, load_images
+from bayesify.datasets import TensorLoader
 from bayesify.distributions.priors import Prior
 from bayesify.module.bayesian import BayesianModule
 from bayesify.module.networks import mlp
@@ -37,7 +37,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
-from bayesify.reproduce.harness.image_runs import settings_of
+from bayesify.reproduce.harness.image_runs import images_of, settings_of
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.straight_dope.accuracy_and_pruning import (
     TrainAccuracy,
@@ -136,7 +136,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 def run(job: Job, context: Context) -> dict[str, Any]:
     """Train one network, and measure it after each epoch and pruned."""
     config = RunConfig.of("mnist", **settings_of(job.config["settings"], seed=job.seed))
-    data = load_images("mnist", context.data_dir, limit=config.limit, progress=context.on_download)
+    data = images_of(context, "mnist", config.limit)
     net = mlp(784, config.hidden, 10, init_std=config.mean_init_std, seed=job.seed)
     bnn = BayesianModule(
         SkipsItsSecondLayer(net) if job.name == "as-run" else net,
