@@ -134,38 +134,23 @@ def summarise(console: Console, run: Run, metrics: dict[str, Any], notes: list[s
 
 
 def _print_test(console: Console, run: Run, metrics: dict[str, Any]) -> None:
-    lines = _regression if run.config.task == "regression" else _classification
-    console.print(lines(run, metrics), highlight=False, markup=False, soft_wrap=True)
-
-
-def _classification(run: Run, metrics: dict[str, Any]) -> str:
     test = metrics["test"]
-    averaged = (
-        f"{test['error_predictive']:.2f} % averaged over {metrics['test_samples']} weight samples, "
-        if run.config.baseline is None
-        else ""
-    )
-    return (
-        f"test error {averaged}{test['error_mean_weights']:.2f} %"
-        f"{' at the mean weights' if averaged else ''}\n"
-        f"nll {test['nll']:.4f} nats, Brier {test['brier']:.4f}, "
-        f"calibration error {test['ece']:.4f}"
-    )
-
-
-def _regression(run: Run, metrics: dict[str, Any]) -> str:
-    test = metrics["test"]
-    averaged = (
-        f"{test['rmse']:.4g} averaged over {metrics['test_samples']} weight samples, "
-        if run.config.baseline is None
-        else ""
-    )
-    return (
-        f"test RMSE {averaged}{test['rmse_mean_weights']:.4g}"
-        f"{' at the mean weights' if averaged else ''}\n"
-        f"nll {test['nll']:.4f} nats, CRPS {test['crps']:.4g}, 95 % intervals hold "
-        f"{test['coverage_95']:.1f} % and are {test['width_95']:.4g} wide"
-    )
+    if run.config.task == "regression":
+        name = "RMSE"
+        averaged, at_mean = (f"{test[key]:.4g}" for key in ("rmse", "rmse_mean_weights"))
+        others = (
+            f"CRPS {test['crps']:.4g}, 95 % intervals hold {test['coverage_95']:.1f} % and are "
+            f"{test['width_95']:.4g} wide"
+        )
+    else:
+        name, keys = "error", ("error_predictive", "error_mean_weights")
+        averaged, at_mean = (f"{test[key]:.2f} %" for key in keys)
+        others = f"Brier {test['brier']:.4f}, calibration error {test['ece']:.4f}"
+    if run.config.baseline is None:
+        samples = f"averaged over {metrics['test_samples']} weight samples"
+        at_mean = f"{averaged} {samples}, {at_mean} at the mean weights"
+    lines = f"test {name} {at_mean}\nnll {test['nll']:.4f} nats, {others}"
+    console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
 
 def plain_table(*columns: str) -> Table:
