@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesify.datasets.files import DataError
+from bayesify.io.files import one_line
 
 __all__ = [
     "check_image",
@@ -264,7 +265,7 @@ def _reading(file: Path | BytesIO) -> Iterator[None]:
     except Exception as error:  # Pillow raises errors of many kinds
         raise DataError(
             f"{_name_of(file)} cannot be read as an image ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); mend it or move it elsewhere"
+            f"{one_line(error)}); mend it or move it elsewhere"
         ) from error
 
 

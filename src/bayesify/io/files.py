@@ -30,6 +30,7 @@ __all__ = [
     "encoded_safetensors",
     "encoded_size",
     "named_file",
+    "one_line",
     "read_tensors",
     "remove_leftovers",
     "write_tensors",
@@ -58,6 +59,16 @@ class StorageError(ValueError):
         Traceback (most recent call last):
         bayesify.io.files.StorageError: ...
     """
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return the message of another library's error in one line.
+
+    Example:
+        >>> one_line(OSError("no footer:\n  too short"))
+        'no footer: too short'
+    """
+    return " ".join(str(error).split())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from bayesify.io.components import (
     posterior_of,
     prior_of,
 )
-from bayesify.io.files import StorageError, check_restored, read_tensors, write_tensors
+from bayesify.io.files import StorageError, check_restored, one_line, read_tensors, write_tensors
 from bayesify.io.frozen_parameters import (
     check_patterns,
     freeze_as_described,
@@ -309,7 +309,7 @@ def restore_model(
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         is_absent = isinstance(error, KeyError)
-        reason = f"it lacks {error}" if is_absent else " ".join(str(error).split())
+        reason = f"it lacks {error}" if is_absent else one_line(error)
         raise StorageError(
             f"{source} does not describe a network that can be restored: {reason}"
         ) from error

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.io.files import one_line
 from bayesify.tabular.files import TableError
 
 __all__ = [
@@ -109,7 +110,7 @@ def _loaded(source: str, needs: str, load: Callable[..., Any]) -> Any:
             # A folder has all that is needed: nothing is asked of the hub.
             return load(transformers, local_files_only=Path(source).is_dir())
     except Exception as error:  # transformers raises errors of many kinds
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise TableError(
             f"the encoder {source} must be the folder, or the name on Hugging Face's hub, of a "
             f"transformers model with {needs} and weights as safetensors "
@@ -140,7 +141,7 @@ def first_pass(source: str, model: Any, things: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # models raise errors of many kinds
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise TableError(
             f"--encoder {source} must be a model whose states follow from {things} alone, got "
             f"{type(model).__name__} ({reason[:200] or type(error).__name__})"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayesify.datasets import DataError
 from bayesify.datasets.idx import parse_idx
+from bayesify.io.files import one_line
 
 __all__ = ["read_pixels"]
 
@@ -81,7 +82,7 @@ def _from_npy(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         with path.open("rb") as file:
             pixels = np.lib.format.read_array(file, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise DataError(f"{path} cannot be read: {one_line(error)}") from error
     if not (np.issubdtype(pixels.dtype, np.floating) or np.issubdtype(pixels.dtype, np.integer)):
         raise DataError(f"{path} must hold numbers, got {pixels.dtype}")
     return np.asarray(pixels)

@@ -18,6 +18,7 @@ from bayesify.app.runs.declarations import ConfigError
 from bayesify.app.runs.folder import Run
 from bayesify.app.runs.levers import levers
 from bayesify.app.runs.run_files import TUNING_STUDY, RunError
+from bayesify.io.files import one_line
 from bayesify.tabular.columns import EncodedColumn
 
 __all__ = ["open_study"]
@@ -112,7 +113,7 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
         database = _with_tables(url.render_as_string(hide_password=False), patience)
     # Optuna has a RuntimeError for a database of another version.
     except (ImportError, RuntimeError, SQLAlchemyError, StorageInternalError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         if storage is None:
             file = run.folder / TUNING_STUDY
             raise RunError(f"{file}, the search, must be a file that opens: {reason}") from error
@@ -123,7 +124,7 @@ def _opened(run: Run, storage: str | None) -> Iterator[optuna.storages.RDBStorag
     try:
         yield database
     except (SQLAlchemyError, StorageInternalError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = one_line(error.__cause__ or error)
         raise RunError(
             f"the database of the search failed: {reason}; the trials that it holds are kept: "
             "check that it can be reached and written, and run the same command again"

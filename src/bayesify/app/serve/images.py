@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bayesify.app.serve.requests import Examples, InputError, described
+from bayesify.io.files import one_line
 
 __all__ = [
     "FORMATS",
@@ -264,7 +265,7 @@ def decoded_exactly(file: io.BytesIO, shape: Sequence[int]) -> npt.NDArray[Any]:
         file.seek(0)
         pixels = np.asarray(open_image(file).convert("L" if len(shape) == 2 else "RGB"))
     except Exception as error:  # Pillow raises errors of many kinds
-        raise ValueError(f"the image cannot be read: {' '.join(str(error).split())}") from error
+        raise ValueError(f"the image cannot be read: {one_line(error)}") from error
     if least < 255:  # for white strokes on nothing a white ground would be wrong
         raise ValueError("an image must not be transparent, since what is behind it is not known")
     if pixels.shape[:2] != (height, width):

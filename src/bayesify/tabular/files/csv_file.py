@@ -22,9 +22,10 @@ from typing import BinaryIO, cast
 import pandas as pd
 import pyarrow as pa
 
+from bayesify.io.files import one_line
 from bayesify.tabular.files.column_names import numbered
 from bayesify.tabular.files.csv_records import records_of
-from bayesify.tabular.files.errors import TableError, no_rows, one_line
+from bayesify.tabular.files.errors import TableError, no_rows
 from bayesify.tabular.files.short_rows import SeparatorCount, short_rows_remark
 from bayesify.tabular.files.table_file import TableFile
 from bayesify.tabular.rows import TableRows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["CellError", "TableError", "no_rows", "one_line"]
+__all__ = ["CellError", "TableError", "no_rows"]
 
 
 class TableError(ValueError):
@@ -45,13 +45,3 @@ def no_rows(path: Path) -> TableError:
         a.csv has no rows below its header; give a file with at least one
     """
     return TableError(f"{path} has no rows below its header; give a file with at least one")
-
-
-def one_line(error: Exception) -> str:
-    r"""Return the message of another library's error in one line.
-
-    Example:
-        >>> one_line(OSError("no footer:\n  too short"))
-        'no footer: too short'
-    """
-    return " ".join(str(error).split())

@@ -11,8 +11,9 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
+from bayesify.io.files import one_line
 from bayesify.tabular.files.column_names import numbered
-from bayesify.tabular.files.errors import TableError, one_line
+from bayesify.tabular.files.errors import TableError
 from bayesify.tabular.files.table_file import TableFile
 from bayesify.tabular.rows import TableRows, as_text
 
