@@ -13,6 +13,7 @@ from torch import Tensor
 from bayesify.distributions.layout import ParameterLayout
 from bayesify.distributions.softplus import softplus
 from bayesify.noise.arguments import one_number, positive_number
+from bayesify.prediction.student_t import log1p_square
 
 __all__ = [
     "PRIOR_LIMITS",
@@ -202,12 +203,7 @@ class StudentT(Prior):
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Compute -(df + 1) / 2 log(1 + (w / scale)^2 / df) + const, in nats, elementwise."""
-        ratio = weights.abs() / (self.scale * math.sqrt(self.df))
-        # log(1 + r^2) = log(1 + min(r, 1 / r)^2) + 2 log max(r, 1): here no square overflows.
-        far = ratio > 1.0
-        large = torch.where(far, ratio, 1.0)
-        small = torch.where(far, 1.0, ratio) / large
-        tail = torch.log1p(small.square()) + 2.0 * torch.log(large)
+        tail = log1p_square(weights.abs() / (self.scale * math.sqrt(self.df)))
         return -0.5 * (self.df + 1.0) * tail + (_log_student_peak(self.df) - math.log(self.scale))
 
 

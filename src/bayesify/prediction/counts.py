@@ -59,9 +59,16 @@ class CountPredictive(NumericPredictive):
         """The mean of the target under each weight sample, shape (S, N, ...)."""
         return self._means
 
-    @abstractmethod
     def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return P(Y <= counts) and P(Y > counts) under each weight sample, in float64."""
+        first = counts.double() + 1.0
+        is_below = first <= 0.0
+        below, above = self._tails_at(first.clamp(min=1.0))  # the functions are not defined below
+        return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
+
+    @abstractmethod
+    def _tails_at(self, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Return P(Y < first) and P(Y >= first) for counts of at least 1, in float64."""
 
     @abstractmethod
     def _draw(
@@ -159,13 +166,9 @@ class PoissonPredictive(CountPredictive):
         check_counts(targets)
         return poisson_log_prob(self.log_rates, targets)
 
-    def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def _tails_at(self, first: Tensor) -> tuple[Tensor, Tensor]:
         rates = self.log_rates.double().exp()
-        first = (counts.double() + 1.0).expand_as(rates)
-        is_below = first <= 0.0
-        first = first.clamp(min=1.0)  # the functions are not defined below
-        below, above = torch.special.gammaincc(first, rates), torch.special.gammainc(first, rates)
-        return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
+        return torch.special.gammaincc(first, rates), torch.special.gammainc(first, rates)
 
     def _draw(
         self,
@@ -220,13 +223,11 @@ class NegativeBinomialPredictive(CountPredictive):
         check_counts(targets)
         return negative_binomial_log_prob(self.log_rates, targets, self.dispersion)
 
-    def _tails(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def _tails_at(self, first: Tensor) -> tuple[Tensor, Tensor]:
         dispersion = self.dispersion.double()
         odds = dispersion * self.log_rates.double().exp()
         zero, one = 1.0 / (1.0 + odds), odds / (1.0 + odds)
-        shape, first = 1.0 / dispersion, counts.double() + 1.0
-        is_below = first <= 0.0
-        first = first.clamp(min=1.0)  # the functions are not defined below
+        shape = 1.0 / dispersion
         incomplete = scipy_function("betainc")
         below, above = incomplete(shape, first, zero), incomplete(first, shape, one)
         is_great = odds > _GREAT_ODDS
@@ -234,7 +235,7 @@ class NegativeBinomialPredictive(CountPredictive):
             there = is_great.expand_as(above)
             parts = (part.expand_as(above)[there] for part in (shape, first, zero))
             above[there] = scipy_function("betaincc")(*parts)
-        return below.where(~is_below, 0.0), above.where(~is_below, 1.0)
+        return below, above
 
     def _draw(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor
 from bayesify.prediction.location_scale import LocationScalePredictive
 from bayesify.prediction.special import scipy_function
 
-__all__ = ["StudentTPredictive", "student_t_log_density"]
+__all__ = ["StudentTPredictive", "log1p_square", "student_t_log_density"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +82,22 @@ def student_t_log_density(z: Tensor, df: Tensor) -> Tensor:
         >>> student_t_log_density(torch.tensor([0.0, 1e30]), torch.tensor(3.0))
         tensor([  -1.0009, -275.1139])
     """
-    ratio = z.abs() / df.sqrt()
-    # log(1 + r^2) = log(1 + min(r, 1 / r)^2) + 2 log max(r, 1): here no square overflows.
-    far = ratio > 1.0
-    large = torch.where(far, ratio, 1.0)
-    small = torch.where(far, 1.0, ratio) / large
-    tail = torch.log1p(small.square()) + 2.0 * torch.log(large)
     peak = log_gamma_step(0.5 * df) - 0.5 * torch.log(math.pi * df)
-    return peak - 0.5 * (df + 1.0) * tail
+    return peak - 0.5 * (df + 1.0) * log1p_square(z.abs() / df.sqrt())
+
+
+def log1p_square(x: Tensor) -> Tensor:
+    """Compute log(1 + x^2) for x of at least 0, where x^2 may overflow.
+
+    Example:
+        >>> log1p_square(torch.tensor([1.0, 1e30]))
+        tensor([  0.6931, 138.1551])
+    """
+    # It is log(1 + min(x, 1 / x)^2) + 2 log max(x, 1).
+    far = x > 1.0
+    large = torch.where(far, x, 1.0)
+    small = torch.where(far, 1.0, x) / large
+    return torch.log1p(small.square()) + 2.0 * torch.log(large)
 
 
 def log_gamma_step(x: Tensor) -> Tensor:
