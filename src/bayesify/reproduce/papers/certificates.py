@@ -31,6 +31,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.image_runs import images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training.certificate import certify
 from bayesify.training.elbo import ELBO
@@ -249,11 +250,10 @@ def _measured(
 
 def table(results: Sequence[Result]) -> str:
     """Return the table of certificates, reported and ours, with the errors on the test set."""
-    lines = [
+    lines = table_head(
         "| network | objective | certified, reported | certified, bayesify | of the prior itself | "
-        "test error, sampled weights | mean weights | KL, nats | holds on the test set | seeds |",
-        "|---" * 10 + "|",
-    ]
+        "test error, sampled weights | mean weights | KL, nats | holds on the test set | seeds |"
+    )
     for name in dict.fromkeys(result["job"] for result in results):
         of = of_job(results, name)
         metrics = [result["metrics"] for result in of]

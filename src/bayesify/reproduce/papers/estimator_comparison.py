@@ -33,6 +33,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.image_runs import curve, mnist_of, settings_of, trained
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
 if TYPE_CHECKING:
@@ -172,12 +173,11 @@ def step_time(config: Mapping[str, Any]) -> dict[str, Any]:
 def table(results: Sequence[Result]) -> str:
     """Return the table of error, nll, variance and time by estimator."""
     steps = [each for result in of_job(results, _STEP) for each in result["metrics"]["steps_ms"]]
-    lines = [
+    lines = table_head(
         "| | error, mean weights | error, averaged | nll, nats | variance in the means, at the "
         "start | at the end | in rho, at the start | at the end | time of a step, compiled | "
-        "closed-form | seeds |",
-        "|---" * 11 + "|",
-    ]
+        "closed-form | seeds |"
+    )
     for name, title in METHODS.items():
         found = [result["metrics"] for result in of_job(results, name)]
         tests = [each["test"] for each in found]

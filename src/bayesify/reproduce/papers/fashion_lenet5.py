@@ -31,6 +31,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.image_runs import images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training import fit
 from bayesify.training.elbo import ELBO
@@ -187,7 +188,7 @@ _COLUMNS = {"error": ("error %", 2), "nll": ("nll, nats", 4), "ece": ("ECE", 4)}
 def table(results: Sequence[Result]) -> str:
     """Return a line for the single networks of each method, and one for its ensembles."""
     heads = " | ".join(heading for heading, _ in _COLUMNS.values())
-    lines = [f"| | networks | {heads} |", "|---" * (2 + len(_COLUMNS)) + "|"]
+    lines = table_head(f"| | networks | {heads} |")
     for name, method in METHODS.items():
         found = of_job(results, name)
         if not found:

@@ -31,6 +31,7 @@ from bayesify.datasets import gap_splits, load_regression
 from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers import uci
 
@@ -159,7 +160,7 @@ def table(results: Sequence[Result]) -> str:
             f"training and {rows['num_test']:,} test rows"
         )
         heads = "nll", "median", "lower than the mean field's", "RMSE", "95 % intervals hold, %"
-        lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+        lines = table_head(f"| | {' | '.join(heads)} |")
         for method, metrics in found.items():
             cells = [
                 mean_and_error(metrics["nll"], 2),

@@ -32,6 +32,7 @@ from bayesify.reproduce.harness.image_runs import (
     settings_of,
     trained,
 )
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training import NonFiniteLossError
 
@@ -152,11 +153,10 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 def table(results: Sequence[Result]) -> str:
     """Return the table of test errors by width and method, theirs next to ours."""
     found = _in_order(results)
-    lines = [
+    lines = table_head(
         "| | epochs | reported | bayesify, mean weights | averaged | nll, nats | smaller start, "
-        "falling rate: mean weights | averaged | nll, nats | seeds |",
-        "|---" * 10 + "|",
-    ]
+        "falling rate: mean weights | averaged | nll, nats | seeds |"
+    )
     for name in dict.fromkeys(name.removesuffix(_SUFFIX) for name in found):
         ours, other = found.get(name, []), found.get(name + _SUFFIX, [])
         settings = (ours or other)[0]["config"]["settings"]

@@ -24,6 +24,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.prediction import CategoricalPredictive
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import images_of, trained
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, standard_error
 from bayesify.training.deep_ensemble import DeepEnsemble
 from bayesify.training.mc_dropout import MCDropout
@@ -254,7 +255,7 @@ def table(results: Sequence[Result]) -> str:
         if any(column in of for of in found.values())
     }
     heads = [heading for column, (heading, _, _) in _COLUMNS.items() if column in best]
-    lines = [f"| | networks | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    lines = table_head(f"| | networks | {' | '.join(heads)} |")
     for method, of in found.items():
         cells = []
         for column, value in best.items():

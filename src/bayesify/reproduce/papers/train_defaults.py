@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bayesify.datasets import ImageData
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import mnist_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.papers.blundell.classifiers import train_network
 from bayesify.reproduce.papers.blundell.tuning import (
     Draw,
@@ -142,11 +143,10 @@ def best_trial(results: Sequence[Result]) -> Result | None:
 def table(results: Sequence[Result]) -> str:
     """Return all trials by their averaged nll; the one that was chosen is in bold."""
     best = best_trial(results)
-    lines = [
+    lines = table_head(
         f"| {' | '.join(_SEARCHED)} | error, averaged | mean weights | nll, averaged | "
-        "75 / 90 / 95 % removed | free energy | untrained | derivative, worst group |",
-        "|---" * (len(_SEARCHED) + 7) + "|",
-    ]
+        "75 / 90 / 95 % removed | free energy | untrained | derivative, worst group |"
+    )
     for result in sorted(results, key=lambda result: result["metrics"]["averaged"]["nll"]):
         settings, metrics = result["config"]["settings"], result["metrics"]
         last, mixed = metrics["last"], metrics["averaged"]

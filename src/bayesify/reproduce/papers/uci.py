@@ -34,6 +34,7 @@ from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import GaussianPredictive
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT
 from bayesify.training.schedules import cosine
 
@@ -332,8 +333,7 @@ def _qualifications(results: Sequence[Result]) -> str:
         "Coverage of our 95 % intervals, in percent; and the derivative of the free energy in log "
         "std, averaged over all weights, in nats a weight (0 at the optimum).",
         "",
-        f"| | {' | '.join(coverage)} |",
-        "|---" * (len(coverage) + 1) + "|",
+        *table_head(f"| | {' | '.join(coverage)} |"),
         f"| coverage | {' | '.join(covered)} |",
         f"| derivative | {' | '.join(f'{value:+.2f}' for value in residual.values())} |",
     ]
@@ -376,7 +376,7 @@ def table_of_means(
 def _grid(
     reported: Mapping[str, Mapping[str, float]], ours: Mapping[str, tuple[float, float]]
 ) -> list[str]:
-    lines = [f"| | {' | '.join(ours)} |", "|---" * (len(ours) + 1) + "|"]
+    lines = table_head(f"| | {' | '.join(ours)} |")
     for method, numbers in reported.items():
         lines.append(f"| {method} | {' | '.join(f'{_quoted(numbers[name])}' for name in ours)} |")
     own = [f"{value:{_form(value)}} +- {error:{_form(value)}}" for value, error in ours.values()]

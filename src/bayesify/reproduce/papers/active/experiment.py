@@ -19,6 +19,7 @@ from bayesify.reproduce.harness.experiment import (
     by_title,
     is_trial,
 )
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.active.asking import ask, load_problem
 
@@ -161,7 +162,7 @@ def _method_table(found: Mapping[str, Sequence[Result]]) -> str:
         *(f"accuracy with {labels} labels" for labels in shown),
         "seeds",
     ]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = table_head(f"| {' | '.join(head)} |")
     for title, of in found.items():
         cells = [
             title,
@@ -236,7 +237,7 @@ def _trial_table(results: Sequence[Result]) -> str:
     }
     labels = results[0]["metrics"]["labels"]
     head = [*shown.values(), *(f"accuracy, nll with {number} random labels" for number in labels)]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = table_head(f"| {' | '.join(head)} |")
     for result in results:
         metrics = result["metrics"]
         cells = [f"{result['config'][key]:g}" for key in shown]

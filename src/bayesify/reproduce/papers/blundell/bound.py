@@ -28,6 +28,7 @@ from bayesify.module.pruning import prune
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
 from bayesify.reproduce.harness.half_precision import half_precision
 from bayesify.reproduce.harness.image_runs import images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import SAMPLES, averaged, outputs_of, scores
 from bayesify.reproduce.papers.blundell.mnist_networks import by_job
@@ -246,15 +247,13 @@ def table(results: Sequence[Result]) -> str:
         "optimum). Test error in percent, at the last epoch.",
         "\n".join(
             [
-                heads.format("the KL at its full weight early"),
-                "|---" * 10 + "|",
+                *table_head(heads.format("the KL at its full weight early")),
                 *(f"| {_title(name)} | {_cells(lowest[name])} |" for name in ranked),
             ]
         ),
         "\n".join(
             [
-                heads.format("warm-up of the KL, settings of table 1"),
-                "|---" * 10 + "|",
+                *table_head(heads.format("warm-up of the KL, settings of table 1")),
                 *(
                     f"| {_warm_up(length, power)} | {_cells(found[name])} |"
                     for length, power in WARM_UPS
@@ -269,11 +268,10 @@ def table(results: Sequence[Result]) -> str:
 def widths(results: Sequence[Result]) -> str:
     """Return the lines that differ in the prior only, in the order of ``LOWEST``, in short."""
     found = by_job(results)
-    lines = [
+    lines = table_head(
         "| prior | free energy | of it KL | untrained | derivative, worst group | test error, "
-        "averaged | test nll, averaged |",
-        "|---" * 7 + "|",
-    ]
+        "averaged | test nll, averaged |"
+    )
     for name, (title, settings) in LOWEST.items():
         if set(settings) == {"prior"} and (of := found.get(f"lowest-{name}")):
             metrics = of[0]["metrics"]

@@ -19,6 +19,7 @@ from bayesify.app.runs.measure import weights_left
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import (
     holm_adjusted,
     mean_and_error,
@@ -241,7 +242,7 @@ def headline(results: Sequence[Result]) -> str:
         "95 %": ("pruned-0.95", "error"),
     }
     rows = _rows(results, WIDTHS[0])
-    lines = [f"| 2x{WIDTHS[0]} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = table_head(f"| 2x{WIDTHS[0]} | {' | '.join(columns)} |")
     lines += [f"| {row.title} | {row.cells(columns)} |" for row in rows.values()]
     return "\n".join(lines)
 
@@ -270,14 +271,14 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _errors(rows: Mapping[str, _Row]) -> str:
-    lines = [f"| | seeds | {' | '.join(_SCORES)} |", "|---" * (len(_SCORES) + 2) + "|"]
+    lines = table_head(f"| | seeds | {' | '.join(_SCORES)} |")
     lines += [f"| {row.title} | {len(row.of)} | {row.cells(_SCORES)} |" for row in rows.values()]
     return "\n".join(lines)
 
 
 def _pruned(rows: Mapping[str, _Row]) -> str:
     heads = " | ".join(f"{100 * fraction:g} %" for fraction in FRACTIONS[1:])
-    lines = [f"| | 0 % | {heads} | weights left at 98 % |", "|---" * (len(FRACTIONS) + 2) + "|"]
+    lines = table_head(f"| | 0 % | {heads} | weights left at 98 % |")
     for row in rows.values():
         cells = [row.title, row.cell("mean-weights", "error")]
         cells += [row.cell(f"pruned-{fraction:g}", "error") for fraction in FRACTIONS[1:]]
@@ -346,10 +347,7 @@ def _compared(
                     if min(len(ours), len(theirs)) > 1:
                         found.append((width, one, other, name, ours, theirs))
     raw = [welch_p_value(ours, theirs) for *_, ours, theirs in found]
-    lines = [
-        "| | first | second | quantity | difference | p | p, adjusted | p, paired |",
-        "|---" * 8 + "|",
-    ]
+    lines = table_head("| | first | second | quantity | difference | p | p, adjusted | p, paired |")
     for (width, one, other, name, ours, theirs), p, corrected in zip(
         found, raw, holm_adjusted(raw), strict=True
     ):
@@ -387,8 +385,7 @@ def _bounds(results: Sequence[Result], widths: Sequence[int]) -> str:
         "means; and the derivative of the free energy in log std of the group of weights in which "
         "it exceeds three standard errors by most, in nats a weight (0 at the optimum).",
         "",
-        "| | free energy | untrained | derivative, worst group |",
-        "|---" * 4 + "|",
+        *table_head("| | free energy | untrained | derivative, worst group |"),
     ]
     return "\n".join([*head, *lines])
 

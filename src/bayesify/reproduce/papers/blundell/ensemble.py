@@ -23,6 +23,7 @@ from bayesify.app.runs.measure import weights_left
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     EPOCHS,
@@ -142,11 +143,10 @@ def table(results: Sequence[Result]) -> str:
     """Return error and nll by number of networks, whole and pruned, with the weights left."""
     shares = [f"{fraction:g}" for fraction in FRACTIONS]
     heads = " | ".join(f"{100 * fraction:g} % removed" for fraction in FRACTIONS[1:])
-    lines = [
+    lines = table_head(
         f"| method | epochs | ensembles | networks | whole | {heads} | nll, whole "
-        "| nll, 98 % removed | weights left at 98 % |",
-        "|---" * (len(FRACTIONS) + 7) + "|",
-    ]
+        "| nll, 98 % removed | weights left at 98 % |"
+    )
     for name, of_kind in _by_kind(results).items():
         epochs, members = _length(of_kind[0])
         metrics = [result["metrics"] for result in of_kind]

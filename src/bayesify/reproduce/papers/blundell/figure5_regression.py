@@ -30,6 +30,7 @@ from bayesify.datasets import Passes, TensorLoader
 from bayesify.module.networks import mlp
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, EpochProgress, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training.schedules import cosine
 
@@ -167,9 +168,10 @@ def train(x: Tensor, y: Tensor, config: Any, seed: int, context: Context) -> Bay
 def table(results: Sequence[Result]) -> str:
     """Return the table of interquartile ranges on the data and beyond, by method."""
     lines = [
-        "| | seeds | on the data | at x = -0.5 | at x = 1.0 | smallest ratio | "
-        "of the line alone: on the data | at x = -0.5 | at x = 1.0 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        *table_head(
+            "| | seeds | on the data | at x = -0.5 | at x = 1.0 | smallest ratio | "
+            "of the line alone: on the data | at x = -0.5 | at x = 1.0 |"
+        ),
         "| Blundell et al. 2015, Figure 5 | | narrow | wide | wide | a picture only | | | |",
     ]
     for method in (_BAYES["method"], _PLAIN["method"]):

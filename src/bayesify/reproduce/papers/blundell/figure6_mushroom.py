@@ -32,6 +32,7 @@ from bayesify.bandits import (
 from bayesify.datasets import load_mushroom
 from bayesify.module.networks import mlp
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training.checkpoint import CHECKPOINT_NAME
 
@@ -206,9 +207,10 @@ def table(results: Sequence[Result]) -> str:
     """Return the table of regret by agent: over the seeds, of each run, and in the last part."""
     steps = results[0]["config"]["interactions"]
     lines = [
-        f"| | runs | cumulative regret at {steps:,} | median | of each run | in the last 1,000 | "
-        "poisonous eaten | of the last 1,000: edible eaten | poisonous eaten | never learnt |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *table_head(
+            f"| | runs | cumulative regret at {steps:,} | median | of each run | in the last 1,000 "
+            "| poisonous eaten | of the last 1,000: edible eaten | poisonous eaten | never learnt |"
+        ),
         "| Blundell et al. 2015, Figure 6 | 1 | a curve only | | | | | | | |",
         *(f"| others' code, Thompson sampling | 1 | {_regret(r)} | | | | | | | |" for r in _OTHERS),
     ]

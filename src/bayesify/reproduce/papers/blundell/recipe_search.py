@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.blundell.mnist_networks import (
     DROPPED,
@@ -143,11 +144,10 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 def table(results: Sequence[Result]) -> str:
     """Return the table of validation errors by trial, whole and pruned."""
     found = by_job(results)
-    lines = [
+    lines = table_head(
         "| lever | what | temperature | epochs | mean weights | averaged | nll, nats | KL, nats | "
-        "75 % / 95 % / 98 % removed |",
-        "|---" * 9 + "|",
-    ]
+        "75 % / 95 % / 98 % removed |"
+    )
     for name, trial in TRIALS.items():
         if name in found:
             lines.append(f"| {trial.lever} | {trial.what} | {_cells(found[name])} |")

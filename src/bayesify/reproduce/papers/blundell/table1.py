@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.blundell.mnist_networks import (
     DROPOUT,
@@ -95,10 +96,7 @@ def jobs(seeds: Sequence[int], quick: bool) -> list[Job]:
 
 def _errors(results: Sequence[Result]) -> str:
     """Return the table of test errors by method and width, the paper's next to ours."""
-    lines = [
-        "| | " + " | ".join(f"2x{width}, paper | ours" for width in WIDTHS) + " |",
-        "|---" * (1 + 2 * len(WIDTHS)) + "|",
-    ]
+    lines = table_head("| | " + " | ".join(f"2x{width}, paper | ours" for width in WIDTHS) + " |")
     found = by_job(results)
     for name in METHODS:
         cells = []
@@ -115,11 +113,10 @@ def _errors(results: Sequence[Result]) -> str:
 def table(results: Sequence[Result]) -> str:
     """Return the test errors, then all measurements of the same runs."""
     found = by_job(results)
-    behind = [
+    behind = table_head(
         "| | epochs | seeds | mean weights | averaged | nll, nats | calibration error | KL, nats "
-        "| free energy | 95 % removed | 98 % removed |",
-        "|---" * 11 + "|",
-    ]
+        "| free energy | 95 % removed | 98 % removed |"
+    )
     behind += [
         _behind(f"{_title(name, found)}, 2x{width}", found[f"{name}-{width}"])
         for name in METHODS

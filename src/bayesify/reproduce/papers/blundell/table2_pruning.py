@@ -12,6 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.blundell.mnist_networks import (
     DROPPED,
@@ -58,10 +59,7 @@ def table(results: Sequence[Result]) -> str:
     fractions = (0.0, *FRACTIONS)
     found = _found(results)
     heads = [_title(of[0]) for of in found.values()]
-    lines = [
-        "| removed | 2x1200, paper (quoted) | " + " | ".join(heads) + " |",
-        "|---" * (2 + len(heads)) + "|",
-    ]
+    lines = table_head("| removed | 2x1200, paper (quoted) | " + " | ".join(heads) + " |")
     for fraction in fractions:
         paper = f"{REPORTED_PRUNED[fraction]:.2f}" if fraction in REPORTED_PRUNED else ""
         cells = [mean_and_error(pruned_errors(of, fraction), 2) for of in found.values()]

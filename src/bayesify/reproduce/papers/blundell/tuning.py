@@ -20,6 +20,7 @@ from bayesify.datasets import ImageData
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import mnist_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import with_cost
 from bayesify.reproduce.papers.blundell.classifiers import (
     METHODS,
@@ -226,7 +227,7 @@ def table(results: Sequence[Result]) -> str:
         if not of:
             continue
         searched = list(SPACES[name])
-        lines = [heads.format(" | ".join(searched)), "|---" * (len(searched) + 7) + "|"]
+        lines = table_head(heads.format(" | ".join(searched)))
         lines += [_line(result, searched, best=id(result) in best) for result in of]
         parts.append(f"**{method.title}**: {len(of)} trials\n\n" + "\n".join(lines))
     return "\n\n".join(parts) + "\n"

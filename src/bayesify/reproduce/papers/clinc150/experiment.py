@@ -18,6 +18,7 @@ import torch
 
 from bayesify.module.bayesian import BayesianModule
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.clinc150.adapters import (
     SAMPLES,
@@ -189,7 +190,7 @@ def table(results: Sequence[Result]) -> str:
         "prediction",
     )
     for size, title in _HEADS.items():
-        lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        lines = table_head(f"| {' | '.join(heads)} |")
         for name, label in TITLES.items():
             of_size = _of_size(results, size, name)
             if of_size:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.papers.clinc150.adapters import (
     SAMPLES,
     Predict,
@@ -181,7 +182,7 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 
 def table(results: Sequence[Result]) -> str:
     """Return the trials of each method, the chosen ones marked."""
-    lines = ["| method | trial | settings | accuracy | nll | ECE | AUROC |", "|---" * 7 + "|"]
+    lines = table_head("| method | trial | settings | accuracy | nll | ECE | AUROC |")
     for result in results:
         config, metrics = result["config"], result["metrics"]
         name, trial = config["method"], config["trial"]

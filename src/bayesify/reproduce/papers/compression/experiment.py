@@ -20,6 +20,7 @@ from bayesify.metrics import error_percent, nll
 from bayesify.module.shrinking import shrink
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
 from bayesify.reproduce.harness.image_runs import mnist_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.compression.literature import REPORTED
 from bayesify.reproduce.papers.compression.networks import (
@@ -142,10 +143,9 @@ def table(results: Sequence[Result]) -> str:
         if not own:
             continue
         lines += ["", f"**{title}**", ""]
-        lines.append(
+        lines += table_head(
             "| | seeds | error | times fewer weights | weights left | units | bytes | KL, bytes |"
         )
-        lines.append("|---" * 8 + "|")
         lines += [
             f"| {row.method} | | {row.error} | {row.fewer} | | {row.units} | {row.size} | |"
             for row in REPORTED

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bayesify.reproduce.harness.experiment import Experiment, Job, Result, of_job
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.compression import experiment
 from bayesify.reproduce.papers.compression.recipes import CHOSEN, TRIALS
@@ -42,9 +43,10 @@ def table(results: Sequence[Result]) -> str:
         "Error in percent of the decoded network on 10,000 training images held out, after the "
         "last epoch.",
         "",
-        "| recipe | what | error | before coding | times fewer weights | weights left | units "
-        "| bytes | KL, bytes |",
-        "|---" * 9 + "|",
+        *table_head(
+            "| recipe | what | error | before coding | times fewer weights | weights left | units "
+            "| bytes | KL, bytes |"
+        ),
     ]
     for name, trial in TRIALS.items():
         if of := of_job(results, name):

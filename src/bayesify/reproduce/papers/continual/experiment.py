@@ -21,6 +21,7 @@ from bayesify.reproduce.harness.experiment import (
     is_trial,
 )
 from bayesify.reproduce.harness.image_runs import held_out, images_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.continual.learning import learn, make_network
 from bayesify.reproduce.papers.continual.task_sequences import (
@@ -241,12 +242,11 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
     count = max(result["config"]["num_tasks"] for result in results)
     after = sorted({1, 2, (count + 1) // 2, count})
     reported = REPORTED[benchmark]
-    lines = [
+    lines = table_head(
         f"| | reported, after task {count} | "
         + " | ".join(f"after task {task}" for task in after)
-        + f" | first task, after task {count} | seeds |",
-        "|---" * (len(after) + 4) + "|",
-    ]
+        + f" | first task, after task {count} | seeds |"
+    )
     for title, of in by_title(results, _METHODS).items():
         curves = [average_accuracies(result) for result in of]
         last = [result["metrics"]["accuracies"][-1][0] for result in of]
@@ -266,11 +266,10 @@ def _benchmark_table(benchmark: str, results: Sequence[Result]) -> str:
 
 def _trial_table(results: Sequence[Result]) -> str:
     shown = ("prior_std", "init_std", "lr", "rho_lr_scale", "batch_size", "epochs")
-    lines = [
+    lines = table_head(
         "| benchmark | posterior | prior centred on | its std | initial std | in each task | rate "
-        "| rate of rho, times | batch | epochs | average accuracy after the last task |",
-        "|---" * 11 + "|",
-    ]
+        "| rate of rho, times | batch | epochs | average accuracy after the last task |"
+    )
     for result in results:
         config = result["config"]
         centre = "0" if config["prior_mean"] is None else "initial values"

@@ -16,6 +16,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error, standard_error
 from bayesify.training.convergence import STD_RESIDUAL_LIMIT
 
@@ -65,10 +66,7 @@ def pyro_table(results: Sequence[Result]) -> str:
     """Return Markdown: accuracies and nll next to those reported, the posterior, then remarks."""
     found = {name: of_job(results, name) for name in ("bayes", "dropout")}
     samples = results[0]["config"]["test_samples"]
-    lines = [
-        "| | reported, accuracy % | ours, accuracy % | ours, nll | seeds |",
-        "|---|---|---|---|---|",
-    ]
+    lines = table_head("| | reported, accuracy % | ours, accuracy % | ours, nll | seeds |")
     for (name, place), (title, reported) in _LINES.items():
         some = [result["metrics"] for result in found[name]]
         if some:
@@ -123,11 +121,10 @@ def _verdict(name: str, metrics: Sequence[dict[str, Any]]) -> str:
 
 def _posterior(results: Sequence[Result]) -> str:
     """Return the table of KL, rates and disagreement by seed."""
-    lines = [
+    lines = table_head(
         "| seed | KL, nats | KL, nats a training image | rates of the hidden layers | mean std by "
-        "layer | digits on which the samples disagree |",
-        "|---|---|---|---|---|---|",
-    ]
+        "layer | digits on which the samples disagree |"
+    )
     for result in results:
         metrics = result["metrics"]
         learned = [rate for rate in result["config"]["init_rates"] if rate is not None]

@@ -29,6 +29,7 @@ from bayesify.reproduce.harness.experiment import (
     one_by_one,
 )
 from bayesify.reproduce.harness.image_runs import curve, held_out, images_of, settings_of, trained
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.result_files import read_results
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
@@ -195,7 +196,7 @@ def table(results: Sequence[Result]) -> str:
     ranked = sorted(found, key=lambda place: -mean(_values(found[place], "accuracy")))
     ranks = {place: str(rank) for rank, place in enumerate(ranked, start=1)}
     heads = "pi | sigma1 | sigma2 | accuracy, averaged % | mean weights % | nll"
-    top = [f"| {heads} |", "|---" * 6 + "|"]
+    top = table_head(f"| {heads} |")
     reported = [
         f"| {_shown(place)} | {value:.2f} | {_cells(found.get(place, []))} "
         f"| {ranks.get(place, '-')} |"
@@ -208,8 +209,7 @@ def table(results: Sequence[Result]) -> str:
             f"The four best settings reported, and ours at the same points, of {len(found)} that "
             "are done. Accuracy on the held-out training images.",
             "",
-            f"| {heads.replace('sigma2 |', 'sigma2 | reported % |')} | our rank |",
-            "|---" * 8 + "|",
+            *table_head(f"| {heads.replace('sigma2 |', 'sigma2 | reported % |')} | our rank |"),
             *reported,
             "",
             "Our four best.",

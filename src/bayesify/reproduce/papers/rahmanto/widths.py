@@ -22,6 +22,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.image_runs import curve, mnist_of, settings_of, trained
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 
 if TYPE_CHECKING:
@@ -115,11 +116,10 @@ def run(job: Job, context: Context) -> dict[str, Any]:
 
 def table(results: Sequence[Result]) -> str:
     """Return the table of test accuracy by width and method, theirs next to ours."""
-    lines = [
+    lines = table_head(
         "| units | method | epochs | reported, 300 epochs | bayesify, mean weights | bayesify, "
-        "averaged | nll, nats | seeds |",
-        "|---" * 8 + "|",
-    ]
+        "averaged | nll, nats | seeds |"
+    )
     for place, width in enumerate(WIDTHS):
         for method, title in TITLES.items():
             found = of_job(results, f"{method}-{width}")

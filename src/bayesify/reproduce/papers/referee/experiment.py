@@ -19,6 +19,7 @@ from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, GaussianPredictive, Predictive
 from bayesify.referee import PosteriorDraws, hmc
 from bayesify.reproduce.harness.experiment import Context, Experiment, Job, Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.referee.contestants import CONTESTANTS, PROTOCOL, SETTINGS
 from bayesify.reproduce.papers.referee.problems import (
@@ -255,8 +256,7 @@ def table(results: Sequence[Result]) -> str:
             continue
         units = "x".join(map(str, settings["hidden"]))
         lines += ["", f"**{problem}**, hidden units {units}", ""]
-        lines.append(f"| | {' | '.join(title for _, title, _ in columns)} | {_AGAINST} |")
-        lines.append("|---" * (len(columns) + 2) + "|")
+        lines += table_head(f"| | {' | '.join(title for _, title, _ in columns)} | {_AGAINST} |")
         changes = _changes(found, columns[-1][0])
         for name, by_seed in found.items():
             cells = [

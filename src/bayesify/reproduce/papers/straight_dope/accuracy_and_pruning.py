@@ -26,6 +26,7 @@ from bayesify.reproduce.harness.experiment import (
     Result,
     of_job,
 )
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.training.history import EpochRow, History
 
@@ -182,7 +183,7 @@ def accuracy_table(
             heads.append(f"{part}, {name}")
             runs = series(results, job, f"{part}_accuracy")
             columns.append([mean_and_error(values, 2) for values in zip(*runs, strict=True)])
-    lines = [f"| epoch | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines = table_head(f"| epoch | {' | '.join(heads)} |")
     for epoch in range(max(map(len, columns), default=0)):
         cells = [column[epoch] if epoch < len(column) else "-" for column in columns]
         lines.append(f"| {epoch + 1} | {' | '.join(cells)} |")
@@ -207,7 +208,7 @@ def pruning_table(
         for job, name in shown.items()
     }
     heads = [*([] if reported is None else ["reported"]), *tables]
-    lines = [f"| removed | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines = table_head(f"| removed | {' | '.join(heads)} |")
     fractions = dict.fromkeys(line["fraction"] for runs in tables.values() for line in runs[0])
     for fraction in fractions:
         cells = []

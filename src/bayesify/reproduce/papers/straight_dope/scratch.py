@@ -38,6 +38,7 @@ from bayesify.reproduce.harness.experiment import (
     of_job,
 )
 from bayesify.reproduce.harness.image_runs import images_of, settings_of
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.straight_dope.accuracy_and_pruning import (
     TrainAccuracy,
@@ -275,7 +276,7 @@ def _last_table(results: Sequence[Result]) -> str:
         name: [result["metrics"] for result in of_job(results, job)] for job, name in _JOBS.items()
     }
     found = {name: metrics for name, metrics in found.items() if metrics}
-    lines = [f"| | reported | {' | '.join(found)} |", "|---" * (2 + len(found)) + "|"]
+    lines = table_head(f"| | reported | {' | '.join(found)} |")
 
     def line(label: str, value: Callable[[Any], float], digits: int, reported: str = "-") -> None:
         cells = [

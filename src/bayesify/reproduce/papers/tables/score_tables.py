@@ -8,6 +8,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from bayesify.reproduce.harness.experiment import Result
+from bayesify.reproduce.harness.markdown import table_head
 from bayesify.reproduce.harness.seed_statistics import mean_and_error
 from bayesify.reproduce.papers.tables.models import MODELS
 from bayesify.reproduce.papers.tables.sets import SETS, Group, Kind
@@ -176,8 +177,7 @@ def _ranks(results: Sequence[Result], kind: Kind, group: Group) -> list[str]:
     return [
         f"**{_TITLES[group]}: {kind}.** Mean ranks over {count} sets.",
         "",
-        f"| {' | '.join(heads)} |",
-        "|---" * len(heads) + "|",
+        *table_head(f"| {' | '.join(heads)} |"),
         *(f"| {' | '.join(row)} |" for row in zip(titles, *columns, strict=True)),
         "",
     ]
@@ -211,8 +211,7 @@ def _grid(values: Values, score: _Score, kind: Kind, group: Group) -> list[str]:
     lines = [
         f"{score.title}{unit}; {group} sets, {kind}:",
         "",
-        f"| | {' | '.join(MODELS[model].title for model in models)} |",
-        "|---" * (len(models) + 1) + "|",
+        *table_head(f"| | {' | '.join(MODELS[model].title for model in models)} |"),
     ]
     for name, of_set in values.items():
         means = {model: mean(found) for model, found in of_set.items()}
