@@ -16,10 +16,8 @@ from torch import nn
 
 from bayesify import (
     BayesianModule,
-    ByGroup,
     DeepEnsemble,
     FullGaussian,
-    Gaussian,
     GaussianLikelihood,
     LowRankGaussian,
     MatrixGaussian,
@@ -92,12 +90,13 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     table = uci.standardised(data, splits)
     count = _MEMBERS if config["method"] == _MIXTURE else 1
     trained = [
-        _trained(
+        uci.train(
             table,
             config,
             derived_seed(job.seed, Stream.INITIALIZATION, member),
             context.part(f"member-{member}", member, count),
-        )
+            _network,
+        )[0]
         for member in range(count)
     ]
     networks: list[Any] = trained[0]
@@ -110,30 +109,12 @@ def run(job: Job, context: Context) -> dict[str, Any]:
     }
 
 
-def _trained(
-    table: uci.Standardised, config: Mapping[str, Any], seed: int, context: Context
-) -> list[BayesianModule]:
-    _, num_splits, num_features = table.train_inputs.shape
-    networks = [
-        _network(num_features, config, derived_seed(seed, Stream.INITIALIZATION, split))
-        for split in range(num_splits)
-    ]
-    uci.train_side_by_side(networks, table, config, seed, context)
-    return networks
-
-
 def _network(num_features: int, config: Mapping[str, Any], seed: int) -> BayesianModule:
-    hidden, gain = config["hidden"], config["prior_gain"]
+    net = mlp(num_features, (config["hidden"],), 1, seed=seed)
     return BayesianModule(
-        mlp(num_features, (hidden,), 1, seed=seed).append(nn.Flatten(0)),  # (N,), as the targets
+        net.append(nn.Flatten(0)),  # (N,), as the targets
         likelihood=GaussianLikelihood(config["init_noise_std"], learn_std=True),
-        prior=ByGroup(
-            {
-                "0.weight": Gaussian(gain / num_features**0.5),
-                "2.weight": Gaussian(gain / hidden**0.5),
-                "*": Gaussian(1.0),
-            }
-        ),
+        prior=uci.prior_by_inputs(num_features, config),
         posterior=METHODS[config["method"]],
         init_std=config["init_std"],
         estimator=WeightSampling(),

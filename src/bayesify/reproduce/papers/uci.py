@@ -8,7 +8,7 @@ the training parts, without any test part; see docs/reproductions.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,9 +47,9 @@ __all__ = [
     "REPORTED",
     "Standardised",
     "evaluate",
+    "prior_by_inputs",
     "standardised",
     "train",
-    "train_side_by_side",
     "validation_splits",
 ]
 
@@ -212,38 +212,56 @@ def standardised(data: RegressionData, splits: Sequence[Split]) -> Standardised:
     )
 
 
+def heteroscedastic_network(num_features: int, config: Any, seed: int) -> BayesianModule:
+    """Make a network whose noise depends on the inputs."""
+    net = mlp(num_features, (config["hidden"],), 2, seed=seed)
+    _start_noise_at_one(net[-1])
+    return BayesianModule(
+        net,
+        likelihood=GaussianLikelihood(input_dependent=True),
+        prior=prior_by_inputs(num_features, config),
+        init_std=config["init_std"],
+        estimator=LocalReparameterization(),
+        seed=seed,
+    )
+
+
+def prior_by_inputs(num_features: int, config: Any) -> ByGroup:
+    """Return the prior of one hidden layer: ``prior_gain`` / sqrt(inputs) for the weights' std."""
+    gain = config["prior_gain"]
+    return ByGroup(
+        {
+            "0.weight": Gaussian(gain / num_features**0.5),
+            "2.weight": Gaussian(gain / config["hidden"] ** 0.5),
+            "*": Gaussian(1.0),
+        }
+    )
+
+
 def train(
-    table: Standardised, config: Any, seed: int, context: Context
-) -> tuple[list[BayesianModule], list[Any]]:
-    """Train the networks of all splits at once; also returns the last row of each history."""
-    _, num_splits, num_features = table.train_inputs.shape
-    networks = [
-        _network(num_features, config, derived_seed(seed, Stream.INITIALIZATION, split))
-        for split in range(num_splits)
-    ]
-    return networks, train_side_by_side(networks, table, config, seed, context)
-
-
-def train_side_by_side(
-    networks: Sequence[BayesianModule],
     table: Standardised,
     config: Any,
     seed: int,
     context: Context,
-) -> list[Any]:
-    """Train one network for each split, all at once, in place.
+    network_of: Callable[[int, Any, int], BayesianModule] = heteroscedastic_network,
+) -> tuple[list[BayesianModule], list[Any]]:
+    """Train one network for each split, all at once.
 
     Args:
-        networks: K, one for each split.
         table: the splits.
-        config: ``batch_size``, ``steps``, ``lr`` and ``kl_warmup``, as in ``PROTOCOL``.
-        seed: of the order of the rows.
+        config: as ``PROTOCOL``.
+        seed: of the networks and of the order of the rows.
         context: the surroundings of the job.
+        network_of: makes a network from the number of features, ``config`` and a seed.
 
     Returns:
-        The last row of each history.
+        The networks, and the last row of each history.
     """
-    num_data = len(table.train_inputs)
+    num_data, num_splits, num_features = table.train_inputs.shape
+    networks = [
+        network_of(num_features, config, derived_seed(seed, Stream.INITIALIZATION, split))
+        for split in range(num_splits)
+    ]
     batch = min(config["batch_size"], num_data)
     loaders = [
         TensorLoader(
@@ -253,7 +271,7 @@ def train_side_by_side(
             shuffle=batch < num_data,
             seed=seed,
         )
-        for split in range(len(networks))
+        for split in range(num_splits)
     ]
     passes = [Passes(loader, max(1, _STEPS_AN_EPOCH // len(loader))) for loader in loaders]
     epochs = max(1, round(config["steps"] / len(passes[0])))
@@ -268,7 +286,7 @@ def train_side_by_side(
         resume=True,
         callback=EpochProgress(context, epochs),
     )
-    return [history[-1] for history in histories]
+    return networks, [history[-1] for history in histories]
 
 
 def evaluate(
@@ -288,26 +306,6 @@ def evaluate(
         found["rmse"].append(float((one.mean - targets).square().mean().sqrt()))
         found["coverage_95"].append(float(((below > 0.025) & (below < 0.975)).double().mean()))
     return found
-
-
-def _network(num_features: int, config: Any, seed: int) -> BayesianModule:
-    hidden, gain = config["hidden"], config["prior_gain"]
-    net = mlp(num_features, (hidden,), 2, seed=seed)
-    _start_noise_at_one(net[-1])
-    return BayesianModule(
-        net,
-        likelihood=GaussianLikelihood(input_dependent=True),
-        prior=ByGroup(
-            {
-                "0.weight": Gaussian(gain / num_features**0.5),
-                "2.weight": Gaussian(gain / hidden**0.5),
-                "*": Gaussian(1.0),
-            }
-        ),
-        init_std=config["init_std"],
-        estimator=LocalReparameterization(),
-        seed=seed,
-    )
 
 
 def table(results: Sequence[Result]) -> str:
