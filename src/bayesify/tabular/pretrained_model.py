@@ -20,6 +20,7 @@ __all__ = [
     "first_pass",
     "load_model",
     "load_reader",
+    "mean_of_tokens",
     "quiet_transformers",
     "sha256_of_json",
     "sha256_of_weights",
@@ -146,6 +147,21 @@ def first_pass(source: str, model: Any, things: str) -> Iterator[None]:
             f"--encoder {source} must be a model whose states follow from {things} alone, got "
             f"{type(model).__name__} ({reason[:200] or type(error).__name__})"
         ) from error
+
+
+def mean_of_tokens(states: Tensor, is_token: Tensor) -> Tensor:
+    """Return the mean of a model's states over the tokens of each text, shape (N, F).
+
+    Args:
+        states: shape (N, T, F).
+        is_token: which places hold tokens, shape (N, T); the mean over none is 0.
+
+    Example:
+        >>> mean_of_tokens(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[2.]])
+    """
+    weights = is_token.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
 
 
 def sha256_of_weights(tensors: dict[str, Tensor], without: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from bayesify.module.bayesian import BayesianModule
 from bayesify.noise.keys import seeded_initialization
 from bayesify.tabular.files import TableError
 from bayesify.tabular.model import Noise, TableNet
+from bayesify.tabular.pretrained_model import mean_of_tokens
 
 __all__ = ["TextNet", "adapter_baseline", "adapter_module", "adapter_net"]
 
@@ -78,9 +79,7 @@ class TextNet(nn.Module):
         seen = is_token.clone()
         seen[:, 0] = True
         outputs: Any = self.encoder(input_ids=ids, attention_mask=seen.long())
-        states: Tensor = outputs.last_hidden_state
-        weights = is_token.unsqueeze(-1).to(states.dtype)
-        mean = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
+        mean = mean_of_tokens(outputs.last_hidden_state, is_token)
         return nn.functional.layer_norm(mean, (self.size,)) * is_token.any(1, keepdim=True)
 
 

@@ -15,6 +15,7 @@ from bayesify.tabular.pretrained_model import (
     first_pass,
     load_model,
     load_reader,
+    mean_of_tokens,
     sha256_of_json,
     sha256_of_weights,
 )
@@ -136,8 +137,7 @@ class TextEncoder:
     def _means(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         tokens = self._tokenizer.batch(texts, self.longest)
         states = self._network(**tokens).last_hidden_state
-        weights = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
-        means = (states * weights).sum(1) / weights.sum(1).clamp_min(1.0)
+        means = mean_of_tokens(states, tokens["attention_mask"])
         return np.asarray(means.double().numpy())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bayesify.datasets import DataError, Queries
 from bayesify.noise.keys import Stream, derived_seed
 from bayesify.prediction import CategoricalPredictive, Predictive
-from bayesify.tabular.pretrained_model import quiet_transformers
+from bayesify.tabular.pretrained_model import mean_of_tokens, quiet_transformers
 
 __all__ = ["Classifier", "QueryLoader", "Tokens", "encoder_folder", "predictions", "tokens_of"]
 
@@ -146,9 +146,7 @@ class Classifier(nn.Module):
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the mean over each query's tokens, shape (N, F)."""
         states: Any = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        weights = attention_mask.unsqueeze(-1).to(states.last_hidden_state.dtype)
-        mean: Tensor = (states.last_hidden_state * weights).sum(1) / weights.sum(1)
-        return mean
+        return mean_of_tokens(states.last_hidden_state, attention_mask)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return logits, shape (N, K)."""
