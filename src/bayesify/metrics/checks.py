@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesify.noise.arguments import whole_number
 from bayesify.prediction.checks import check_sums, check_tensors
 
-__all__ = ["check_probabilities", "torchmetrics_function"]
+__all__ = ["binary_auroc_function", "check_probabilities"]
 
 
 def check_probabilities(
@@ -55,17 +55,13 @@ def check_probabilities(
     check_sums(name, probs, logarithms=logarithms)
 
 
-def torchmetrics_function(name: str) -> Any:
-    """Import a function of ``torchmetrics.functional.classification``.
+def binary_auroc_function() -> Any:
+    """Import ``torchmetrics.functional.classification.binary_auroc``.
 
     The import takes seconds and torchmetrics is optional, so that it is imported on use.
 
     Raises:
         ModuleNotFoundError: torchmetrics is not installed.
-
-    Example:
-        >>> torchmetrics_function("binary_auroc").__name__
-        'binary_auroc'
     """
     try:
         module = importlib.import_module("torchmetrics.functional.classification")
@@ -77,4 +73,4 @@ def torchmetrics_function(name: str) -> Any:
             "pip install 'bayesify[cli]' or pip install torchmetrics",
             name="torchmetrics",
         ) from error
-    return getattr(module, name)
+    return module.binary_auroc

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bayesify.metrics.checks import torchmetrics_function
+from bayesify.metrics.checks import binary_auroc_function
 from bayesify.prediction.checks import check_tensors
 
 __all__ = ["RiskCoverage", "ood_auroc", "risk_coverage"]
@@ -122,7 +122,7 @@ def ood_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
     # large scores would become ties.
     _, ranks = torch.cat((inside, outside)).unique(return_inverse=True)
     label = torch.cat((torch.zeros(len(inside)), torch.ones(len(outside)))).long()
-    auroc = torchmetrics_function("binary_auroc")
+    auroc = binary_auroc_function()
     return float(auroc(ranks.double() / max(1, int(ranks.max())), label))
 
 

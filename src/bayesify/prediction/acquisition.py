@@ -70,7 +70,11 @@ def batch_bald(
     """
     log_probs = _log_probs_of(predictive, "the predictive distribution")
     num_examples = whole_number("num_examples", num_examples, None)
-    _check_count("num_examples", num_examples, log_probs.shape[1])
+    if not 1 <= num_examples <= log_probs.shape[1]:
+        raise ValueError(
+            f"num_examples must lie from 1 to {log_probs.shape[1]}, the number of examples, got "
+            f"{num_examples}"
+        )
     labels = _ChosenLabels(log_probs, num_configurations, seed)
     indices: list[int] = []
     gains: list[Tensor] = []
@@ -295,11 +299,6 @@ def _log_probs_of(predictive: Predictive, name: str) -> Tensor:
             "examples out"
         )
     return log_probs
-
-
-def _check_count(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ValueError(f"{name} must lie from 1 to {most}, the number of examples, got {value}")
 
 
 def _parts(log_probs: Tensor, *, per_example: int) -> Iterator[Tensor]:

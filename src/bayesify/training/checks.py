@@ -151,16 +151,12 @@ def check_gradients_are_on() -> None:
         )
 
 
-def check_one_process(what: str) -> None:
-    """Raise ValueError where several processes would each train alone.
-
-    Example:
-        >>> check_one_process("fit_replicas trains")
-    """
+def check_one_process() -> None:
+    """Raise ValueError where several processes would each train all networks."""
     if (count := process_count()) > 1:
         raise ValueError(
-            f"{what} in one process, but torch.distributed has {count}: each would train "
-            "alone, on all data; train each network by fit(elbo, ...), which divides the "
+            f"fit_replicas trains in one process, but torch.distributed has {count}: each would "
+            "train alone, on all data; train each network by fit(elbo, ...), which divides the "
             "minibatches, see docs/several-processes.md"
         )
 

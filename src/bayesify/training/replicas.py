@@ -125,7 +125,7 @@ def fit_replicas(
             "network needs its own, got a scheduler"
         )
     warmup = KLWarmup(kl_warmup_epochs, kl_warmup_power)
-    check_one_process("fit_replicas trains")
+    check_one_process()
     for elbo, loader in zip(elbos, loaders if separate else loaders * len(elbos), strict=True):
         epochs = check_arguments(elbo, loader, validation_loader, epochs)
     batches = num_batches_of(loaders[0], elbos[0].num_data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
 from pathlib import Path
 
 from bayesify.tabular.files.csv_file import open_csv
@@ -81,9 +80,8 @@ def table_paths(path: Path) -> list[Path]:
         return [path]
     if path.is_dir():
         found = (each for each in path.iterdir() if each.suffix.lower() in TABLE_SUFFIXES)
-        what = (
-            f"{path} holds no table: a folder must have files that end in {_listed(TABLE_SUFFIXES)}"
-        )
+        suffixes = f"{', '.join(TABLE_SUFFIXES[:-1])} or {TABLE_SUFFIXES[-1]}"
+        what = f"{path} holds no table: a folder must have files that end in {suffixes}"
     else:
         # Path.glob wants the folder and the pattern apart.
         found = (Path(each) for each in glob.glob(str(path), recursive=True))  # noqa: PTH207
@@ -96,7 +94,3 @@ def table_paths(path: Path) -> list[Path]:
 
 def _is_several(path: Path) -> bool:
     return path.is_dir() or (not path.exists() and glob.has_magic(str(path)))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

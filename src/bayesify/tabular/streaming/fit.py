@@ -152,7 +152,7 @@ def fit_stream(
         scan.finish()
     found = with_likelihood(find_target(scans[target], task, ordered), likelihood, limits, ordered)
     columns, dropped, carried, remarks = chosen_columns(file, scans, target, drop=drop, keep=keep)
-    known = _known_targets(scans[target], found)
+    known = scans[target].usable_numbers if found.task == "regression" else scans[target].count
     _check_range(path, scans[target], found)
     draft = TableSchema(
         tuple(columns),
@@ -310,11 +310,6 @@ def _encoded_rows(schema: TableSchema, folder: Path) -> EncodedRows:
         schema.split["streamed"]["buffer_rows"],
         schema.source["sha256"],
     )
-
-
-def _known_targets(scan: StreamScan, target: Target) -> int:
-    """Return the number of rows with a usable target."""
-    return scan.usable_numbers if target.task == "regression" else scan.count
 
 
 def _check_range(path: Path, scan: StreamScan, target: Target) -> None:

@@ -138,10 +138,6 @@ class Trial(NamedTuple):
         return made
 
 
-def _warmup(part: float, power: float) -> dict[str, Any]:
-    return {"bound": {"kl_warmup": part, "kl_warmup_power": power}}
-
-
 def _colder(temperature: float) -> dict[str, Any]:
     return {phase: {"temperature": temperature} for phase in ("bound", "tuning")}
 
@@ -184,7 +180,10 @@ _LONG: dict[str, Any] = {"bound": {"epochs": 200}, "tuning": {"epochs": 40, "tem
 _CHANGES: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {
     "lenet-300-100-weights": {
         "no-pixels": ("no pixels dropped", {"dropout_input": 0.0}),
-        "fast-rise": ("KL rises over 30 %, as a straight line", _warmup(0.3, 1.0)),
+        "fast-rise": (
+            "KL rises over 30 %, as a straight line",
+            {"bound": {"kl_warmup": 0.3, "kl_warmup_power": 1.0}},
+        ),
         "low-rate": ("learning rate .0015", {"bound": {"lr": 1.5e-3}}),
         "late": ("weights pruned between 20 and 80 %", {"bound": {"prune_between": [0.2, 0.8]}}),
         "cold": ("temperature .3", {"bound": {"temperature": 0.3}}),
