@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesify.prediction.averaging import (
-    AveragedProbabilities,
-    average_probabilities,
-    entropy,
-    join_averages,
-)
+from bayesify.prediction.averaged import AveragedPredictive
+from bayesify.prediction.averaging import average_probabilities
 from bayesify.prediction.checks import check_logits, check_tensors
 from bayesify.prediction.predictive import (
     KEEP_SAMPLES_HINT,
-    Predictive,
     SizedIterable,
     blocks_of,
-    check_joinable,
-    check_kind,
-    select_samples,
 )
 
 __all__ = ["BernoulliPredictive", "check_labels"]
 
 
 @dataclass(frozen=True, eq=False)
-class BernoulliPredictive(Predictive):
+class BernoulliPredictive(AveragedPredictive):
     """The distribution of one or several binary labels for each of N examples.
 
     Create it with :meth:`from_logits`. Several labels of an example are independent given the
@@ -80,21 +71,6 @@ class BernoulliPredictive(Predictive):
         return self.log_mean[..., 1].exp()
 
     @property
-    def prediction(self) -> Tensor:
-        """The more probable of 0 and 1, int64, shape (N, ...)."""
-        return self.log_mean.argmax(-1)
-
-    @property
-    def total(self) -> Tensor:
-        """Entropy of the averaged probabilities, in nats, shape (N, ...)."""
-        return entropy(self.log_mean)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Entropy averaged over the weight samples, in nats, shape (N, ...)."""
-        return self.total if self.expected_entropy is None else self.expected_entropy
-
-    @property
     def epistemic(self) -> Tensor:
         """Mutual information of label and weights, in nats, shape (N, ...)."""
         return self.mutual_information
@@ -134,24 +110,6 @@ class BernoulliPredictive(Predictive):
     def quantile(self, q: float) -> Tensor:  # noqa: ARG002
         """Raise TypeError: a binary label has no useful quantiles."""
         raise TypeError("a label that is 0 or 1 has no useful quantiles; use mean, its probability")
-
-    def subset(self, samples: Sequence[int] | Tensor) -> Self:
-        """See ``Predictive.subset``."""
-        selected = select_samples(self.log_samples, samples)
-        return type(self)(*average_probabilities([selected], len(selected), keep_samples=True))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """See ``Predictive.joined``."""
-        check_kind(cls, parts)
-        check_joinable([tuple(part.log_mean.shape[:-1]) for part in parts])
-        averages = [
-            AveragedProbabilities(
-                p.log_mean, p.expected_entropy, p.mutual_information, p.log_samples
-            )
-            for p in parts
-        ]
-        return cls(*join_averages(averages))
 
 
 def check_labels(targets: Tensor, shape: tuple[int, ...]) -> None:

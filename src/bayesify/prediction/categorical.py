@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from bayesify.prediction.averaging import (
-    AveragedProbabilities,
-    average_probabilities,
-    entropy,
-    join_averages,
-)
+from bayesify.prediction.averaged import AveragedPredictive
+from bayesify.prediction.averaging import average_probabilities
 from bayesify.prediction.checks import check_logits, check_tensors
 from bayesify.prediction.predictive import (
-    Predictive,
     SizedIterable,
     blocks_of,
-    check_joinable,
-    check_kind,
     class_indices,
-    select_samples,
 )
 
 __all__ = ["CategoricalPredictive"]
 
 
 @dataclass(frozen=True, eq=False)
-class CategoricalPredictive(Predictive):
+class CategoricalPredictive(AveragedPredictive):
     """A distribution over K classes for each of N examples; create it with :meth:`from_logits`.
 
     Where an example has a class in each of several positions, such as the tokens of a text, each
@@ -74,21 +66,6 @@ class CategoricalPredictive(Predictive):
     def mean(self) -> Tensor:
         """Averaged class probabilities, shape (N, K)."""
         return self.log_mean.exp()
-
-    @property
-    def prediction(self) -> Tensor:
-        """The most probable class, shape (N,)."""
-        return self.log_mean.argmax(-1)
-
-    @property
-    def total(self) -> Tensor:
-        """Entropy of the averaged probabilities, in nats, shape (N,)."""
-        return entropy(self.log_mean)
-
-    @property
-    def aleatoric(self) -> Tensor:
-        """Entropy averaged over the weight samples, in nats, shape (N,)."""
-        return self.total if self.expected_entropy is None else self.expected_entropy
 
     @property
     def epistemic(self) -> Tensor:
@@ -136,22 +113,6 @@ class CategoricalPredictive(Predictive):
     def quantile(self, q: float) -> Tensor:  # noqa: ARG002
         """Raise TypeError: classes have no order."""
         raise TypeError("classes have no order, hence no quantiles; use mean, the probabilities")
-
-    def subset(self, samples: Sequence[int] | Tensor) -> Self:
-        """See ``Predictive.subset``."""
-        selected = select_samples(self.log_samples, samples)
-        return type(self)(*average_probabilities([selected], len(selected), keep_samples=True))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """See ``Predictive.joined``."""
-        check_kind(cls, parts)
-        check_joinable([tuple(part.log_mean.shape) for part in parts])
-        averages = [
-            AveragedProbabilities(p.log_mean, p.expected_entropy, p.epistemic, p.log_samples)
-            for p in parts
-        ]
-        return cls(*join_averages(averages))
 
 
 def _log_probs(logits: SizedIterable) -> Iterator[Tensor]:
