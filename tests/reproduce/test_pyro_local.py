@@ -15,7 +15,7 @@ import torch
 from tests.killable import Quiet
 from tests.places import idx, put, sha256
 
-from bayesify.datasets import IMAGE_DATASETS, DataFile, DataSet
+from bayesify.datasets import IMAGE_DATASETS, DataFile, DataSet, load_images
 from bayesify.reproduce import Context, Job, Result, find_experiment, reproduce
 from bayesify.reproduce.papers.pyro_local import notebook as pyro_local
 from bayesify.reproduce.papers.pyro_local.notebook import dropout_net, make_data, make_elbo
@@ -133,7 +133,7 @@ def test_a_stopped_run_goes_on_and_is_like_another(
     assert rates[-1] == bayes["rates"] != rates[0]
     assert len(bayes["one_sample_accuracies"]) == 30
     assert len(bayes["curve"]["train"]) == len(bayes["curve"]["held_out"]) == 3
-    data = make_data(pyro_local.load_images("mnist", digits), 40, seed=0)
+    data = make_data(load_images("mnist", digits), 40, seed=0)
     for each in bayes["digits"]:
         assert sum(each["votes"]) == 30 > max(each["votes"])
         torch.testing.assert_close(
@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_and_is_like_another(
 
 
 def test_the_split_is_of_the_training_images(digits: Path) -> None:
-    images = pyro_local.load_images("mnist", digits)
+    images = load_images("mnist", digits)
     parts = [make_data(images, 40, seed) for seed in (0, 0, 1)]
     assert torch.equal(parts[0].test_inputs, parts[1].test_inputs)
     assert not torch.equal(parts[0].test_inputs, parts[2].test_inputs)
